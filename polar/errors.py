@@ -1,0 +1,94 @@
+"""Every error Polar raises: one root, a stable code, the stage it came from, and whether a retry can help.
+
+Codes are part of the public contract: they stand in results, ledger lines and HTTP answers. Add, never rename.
+"""
+
+from __future__ import annotations
+
+
+class PolarError(Exception):
+    """Root of all errors. `code` is stable; `retryable` says whether a new attempt may succeed."""
+
+    code = "internal"
+    retryable = False
+
+    def __init__(self, message: str, *, code: str | None = None, stage: str = "", retryable: bool | None = None):
+        super().__init__(message)
+        self.message = message
+        self.stage = stage
+        if code is not None:
+            self.code = code
+        if retryable is not None:
+            self.retryable = retryable
+
+
+class InvalidTask(PolarError):
+    """A task, config file or request that can never work. The message names the field, what was found, what is allowed."""
+
+    code = "invalid_task"
+
+
+class InvalidConfig(PolarError):
+    code = "invalid_config"
+
+
+class NotFound(PolarError):
+    code = "not_found"
+
+
+class Conflict(PolarError):
+    """The thing exists already, or its state forbids the request."""
+
+    code = "conflict"
+
+
+class Unauthorized(PolarError):
+    code = "unauthorized"
+
+
+class LeaseLost(PolarError):
+    """The session went on without this worker: its fence is old. Clean up and write nothing."""
+
+    code = "lease_lost"
+
+
+class InfraError(PolarError):
+    """The machinery failed, not the policy. Never a reward; another attempt may help.
+
+    Codes in use: `runtime_create_failed`, `image_missing` (not retryable), `prepare_failed`, `upload_failed`,
+    `exec_failed`, `worker_lost`, `node_lost`, `engine_unavailable`, `no_completions`, `store_unavailable`,
+    `artifact_failed`, `reconstruction_failed`.
+    """
+
+    code = "infra_error"
+    retryable = True
+
+
+class EvaluatorError(PolarError):
+    """The evaluator could not judge. Codes: `evaluator_error`, `evaluation_timeout`, `tests_crashed`, `no_report`."""
+
+    code = "evaluator_error"
+    retryable = True
+
+
+class EngineError(PolarError):
+    """The inference engine refused or failed. `status` is the HTTP status it answered, 0 when it could not be reached."""
+
+    code = "engine_unavailable"
+    retryable = True
+
+    def __init__(self, message: str, *, status: int = 0, **kw):
+        super().__init__(message, **kw)
+        self.status = status
+
+
+class ContextOverflow(PolarError):
+    """The prompt does not fit the model's context."""
+
+    code = "context_overflow"
+
+
+class UnsupportedSpec(InvalidTask):
+    """A runtime or harness was asked for something it can't do. Refused at submit, never ignored."""
+
+    code = "unsupported_spec"

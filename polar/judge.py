@@ -1,0 +1,49 @@
+"""The evaluator contract: the outcome of an attempt goes in, a verdict and rewards come out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from msgspec import Struct
+
+from polar.result import Evaluation, Termination
+from polar.sandbox import Sandbox
+from polar.task import TaskRequest
+from polar.trace import Trajectory
+
+
+class Outcome(Struct, kw_only=True):
+    """What an evaluator gets. `sandbox()` makes (once) the fresh sandbox with `evaluation_prepare` done and the
+    artifacts of the attempt restored by the evaluator itself through `artifacts` (host paths by artifact name).
+    `remaining()` is the number of seconds left of the evaluation's budget."""
+
+    task: TaskRequest
+    session_id: str
+    attempt: int
+    termination: Termination
+    trajectory: Trajectory
+    artifacts: dict[str, Path]
+    sandbox: Callable[[], Sandbox]
+    remaining: Callable[[], float]
+    logs: Path  # host folder: files left here become artifacts of the evaluation
+
+
+@runtime_checkable
+class Evaluator(Protocol):
+    """Built once per evaluation with `cls(**config)`-like strict config. `needs_sandbox` False: judged without one."""
+
+    name: str
+    needs_sandbox: bool
+    # Sandbox paths (files or folders) that must be collected from the agent's sandbox, besides the task's artifacts.
+    collects: tuple[str, ...]
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Evaluator:
+        """Raises InvalidTask naming the field."""
+        ...
+
+    def evaluate(self, outcome: Outcome) -> Evaluation:
+        """Judge. Raises EvaluatorError when it could not; that is retried on a fresh sandbox, and never a reward."""
+        ...

@@ -1,0 +1,166 @@
+"""Capabilities and captured completions: where the proxy (asyncio) and the stages (blocking) meet.
+
+A capability is kept only as its SHA-256, so that reading the store gives no access to the model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from typing import Any
+
+from msgspec import Struct, field
+
+from polar.codec import pack, unpack
+from polar.completion import Completion
+from polar.ids import attempt_id, new_capability
+from polar.result import Usage
+from polar.store.keys import Keys
+from polar.store.scripts import register
+from polar.task import SamplingSpec
+
+# What is left of an attempt in Redis is forgotten after this, should nobody clean it up (seconds).
+RETENTION = 7 * 86400
+
+
+class Grant(Struct, kw_only=True, frozen=True, omit_defaults=True):
+    """What a capability allows: model calls as one attempt of one session, within its budgets (0 = no limit)."""
+
+    session_id: str
+    attempt: int
+    task_id: str
+    model: str
+    sampling: SamplingSpec = field(default_factory=SamplingSpec)
+    max_turns: int = 0
+    max_total_tokens: int = 0
+    expires_at: float = 0.0
+
+    @property
+    def attempt_id(self) -> str:
+        return attempt_id(self.session_id, self.attempt)
+
+
+def digest(capability: str) -> str:
+    return hashlib.sha256(capability.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+class CaptureStore:
+    """The stages' side (blocking)."""
+
+    def __init__(self, client: Any, keys: Keys):
+        self.redis = client
+        self.keys = keys
+
+    def mint(self, grant: Grant) -> str:
+        """A fresh capability for the attempt; opens its counters."""
+        capability = new_capability()
+        ttl = max(60, int(grant.expires_at - time.time()) + 3600) if grant.expires_at else RETENTION
+        pipe = self.redis.pipeline(transaction=True)
+        pipe.set(self.keys.capability(digest(capability)), pack(grant), ex=ttl)
+        pipe.hset(self.keys.attempt(grant.attempt_id), "state", "open")
+        pipe.expire(self.keys.attempt(grant.attempt_id), RETENTION)
+        pipe.execute()
+        return capability
+
+    def revoke(self, attempt: str) -> None:
+        """No further call is served; proxies abort what is in flight (its tokens are still stored). Idempotent."""
+        pipe = self.redis.pipeline(transaction=True)
+        pipe.hset(self.keys.attempt(attempt), "state", "closed")
+        pipe.expire(self.keys.attempt(attempt), RETENTION)
+        pipe.xadd(self.keys.revoked, {"a": attempt}, maxlen=10_000, approximate=True)
+        pipe.execute()
+
+    def drain(self, attempt: str, timeout: float) -> int:
+        """Wait until every generation of the attempt is stored. Returns how many never were (their proxy died)."""
+        deadline = time.monotonic() + timeout
+        while True:
+            flight = self.redis.hgetall(self.keys.inflight(attempt))
+            if not flight:
+                return 0
+            beats = self.redis.hgetall(self.keys.proxies)
+            now = time.time()
+            alive = [c for c, p in flight.items() if now - float(beats.get(p, 0)) < 10]
+            if not alive or time.monotonic() > deadline:
+                return len(flight)
+            time.sleep(0.05)
+
+    def read(self, attempt: str) -> list[Completion]:
+        return [unpack(e[b"c"], Completion) for _, e in self.redis.xrange(self.keys.capture(attempt))]
+
+    def usage(self, attempt: str) -> tuple[Usage, str]:
+        """Counters, and the limit that the attempt ran into ("" if none)."""
+        h = self.redis.hgetall(self.keys.attempt(attempt))
+        n = {k: int(h.get(k.encode(), 0)) for k in ("turns", "prompt_tokens", "sampled_tokens", "cached_tokens")}
+        return Usage(**n), h.get(b"limit", b"").decode()
+
+    def infra(self, attempt: str) -> str:
+        """What failed on our side of the model boundary during the attempt ("" if nothing did)."""
+        return (self.redis.hget(self.keys.attempt(attempt), "infra") or b"").decode()
+
+    def forget(self, attempt: str) -> None:
+        self.redis.delete(self.keys.capture(attempt), self.keys.inflight(attempt))
+        # The counters stay a while: a late call must learn that the session ended, not that it never was.
+        self.redis.expire(self.keys.attempt(attempt), 3600)
+
+
+class AsyncCapture:
+    """The proxy's side (asyncio)."""
+
+    def __init__(self, client: Any, keys: Keys, proxy_id: str):
+        self.redis = client
+        self.keys = keys
+        self.proxy_id = proxy_id
+        self._begin = register(client, "capture_begin")
+        self._end = register(client, "capture_end")
+
+    async def grant(self, capability: str) -> Grant | None:
+        raw = await self.redis.get(self.keys.capability(digest(capability)))
+        return unpack(raw, Grant) if raw else None
+
+    async def state(self, attempt: str) -> str:
+        """`open`, `closed`, or `unknown`."""
+        return ((await self.redis.hget(self.keys.attempt(attempt), "state")) or b"unknown").decode()
+
+    async def begin(self, grant: Grant, completion_id: str) -> tuple[str, int]:
+        """Register a generation: ("ok", index), or (reason, -1) with reason `unknown`, `closed`, `turn_limit` or
+        `token_limit`."""
+        a = grant.attempt_id
+        reply = await self._begin(
+            keys=[self.keys.attempt(a), self.keys.inflight(a)],
+            args=[completion_id, self.proxy_id, grant.max_turns, grant.max_total_tokens],
+        )
+        status = reply[0].decode()
+        return status, int(reply[1]) if status == "ok" else -1
+
+    async def end(self, grant: Grant, completion_id: str, completion: Completion | None) -> str:
+        """Store the completion (None: nothing was sampled). Safe to repeat after a lost answer. Returns the attempt's
+        state, or `duplicate`."""
+        a = grant.attempt_id
+        c = completion
+        args: list[Any] = [completion_id, b"", 0, 0, 0]
+        if c is not None:
+            args = [completion_id, pack(c), c.prompt_length, len(c.sampled_ids), c.cached_tokens]
+        keys = [self.keys.attempt(a), self.keys.inflight(a), self.keys.capture(a)]
+        return (await self._end(keys=keys, args=args)).decode()
+
+    async def note_infra(self, grant: Grant, message: str) -> None:
+        """A call could not be answered through no fault of the agent: its error is then not the policy's."""
+        await self.redis.hset(self.keys.attempt(grant.attempt_id), "infra", message[:500])
+
+    async def read(self, attempt: str, after: str = "-") -> list[tuple[str, Completion]]:
+        """(stream id, completion) pairs; `after` is exclusive unless "-"."""
+        start = "-" if after == "-" else f"({after}"
+        entries = await self.redis.xrange(self.keys.capture(attempt), min=start)
+        return [(i.decode(), unpack(e[b"c"], Completion)) for i, e in entries]
+
+    async def beat(self) -> None:
+        """Sign of life: must be called every few seconds (drain() gives up on proxies silent for 10 s)."""
+        await self.redis.hset(self.keys.proxies, self.proxy_id, time.time())
+
+    async def revocations(self, after: str) -> tuple[str, list[str]]:
+        """Attempts revoked since stream id `after` ("$" at first); blocks up to 5 s. Returns (last id, attempts)."""
+        reply = await self.redis.xread({self.keys.revoked: after}, block=5000, count=1000)
+        if not reply:
+            return after, []
+        entries = reply[0][1]
+        return entries[-1][0].decode(), [e[b"a"].decode() for _, e in entries]

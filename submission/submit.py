@@ -1,0 +1,39 @@
+"""Submission: all checks first, then one atomic write per task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from polar.config import Settings
+from polar.errors import Conflict, InvalidTask
+from polar.objects import ObjectStore
+from polar.store.sessions import SessionStore
+from polar.task import TaskRequest
+from submission.uploads import upload_sources
+from submission.validate import validate
+
+
+def submit(
+    tasks: Iterable[TaskRequest], store: SessionStore, objects: ObjectStore, settings: Settings, base: Path | None = None
+) -> dict[str, list[str]]:
+    """Session ids by task id. If any task is wrong, or its id is taken, nothing is enqueued (InvalidTask, Conflict).
+
+    `base` is the folder that relative sources are taken from; None refuses local sources.
+    """
+    tasks = list(tasks)
+    seen: set[str] = set()
+    checked: list[tuple[TaskRequest, str]] = []
+    for i, task in enumerate(tasks):
+        try:
+            backend = validate(task, settings)
+        except InvalidTask as e:
+            raise type(e)(f"task '{task.task_id}': {e.message}") from e
+        if task.task_id in seen:
+            raise InvalidTask(f"tasks[{i}].task_id: '{task.task_id}' stands twice in this submission")
+        if store.redis.exists(store.keys.task(task.task_id)):
+            raise Conflict(f"task '{task.task_id}' exists already")
+        seen.add(task.task_id)
+        checked.append((task, backend))
+    ready = [(upload_sources(task, objects, base), backend) for task, backend in checked]
+    return {task.task_id: store.submit(task, backend) for task, backend in ready}

@@ -1,0 +1,80 @@
+"""Artifacts: out of a stopped sandbox into object storage, and back onto a host for evaluation."""
+
+from __future__ import annotations
+
+import hashlib
+import tarfile
+from pathlib import Path
+
+from polar.errors import NotFound
+from polar.objects import ObjectStore
+from polar.result import Artifact, artifact_key
+from polar.sandbox import Sandbox
+from polar.session import Session
+from workers.report import Collected
+
+
+def collect(
+    objects: ObjectStore, sandbox: Sandbox, s: Session, paths: list[str], folder: Path, limit: int
+) -> tuple[list[Collected], list[Artifact]]:
+    """Keep each sandbox path that exists. `limit` bounds the bytes of each; what is over it is cut and marked."""
+    collected, artifacts = [], []
+    for path in dict.fromkeys(paths):
+        name = _name(path)
+        local = folder / name
+        try:
+            truncated = sandbox.download(path, local, limit=limit)
+        except NotFound:
+            continue
+        is_folder = local.is_dir()
+        if is_folder:
+            name += ".tar"
+            packed = folder / name
+            with tarfile.open(packed, "w") as tar:
+                tar.add(local, arcname=".")
+            local = packed
+        key = artifact_key(s.task_id, s.session_id, s.attempt, name)
+        objects.put_file(key, local)
+        collected.append(Collected(path=path, key=key, folder=is_folder, truncated=truncated))
+        artifacts.append(Artifact(name=path, key=key, size=local.stat().st_size, truncated=truncated))
+    return collected, artifacts
+
+
+def keep_log(objects: ObjectStore, s: Session, name: str, path: Path) -> list[Artifact]:
+    if not path.is_file() or not path.stat().st_size:
+        return []
+    key = artifact_key(s.task_id, s.session_id, s.attempt, name)
+    objects.put_file(key, path)
+    return [Artifact(name=name, key=key, size=path.stat().st_size)]
+
+
+def restore(objects: ObjectStore, collected: list[Collected], folder: Path) -> dict[str, Path]:
+    """Host paths by sandbox path."""
+    out = {}
+    for i, c in enumerate(collected):
+        target = folder / f"{i}-{_name(c.path)}"
+        if c.folder:
+            packed = target.with_name(target.name + ".tar")
+            objects.get_file(c.key, packed)
+            target.mkdir()
+            with tarfile.open(packed) as tar:
+                tar.extractall(target, filter=_safe_member)
+            packed.unlink()
+        else:
+            objects.get_file(c.key, target)
+        out[c.path] = target
+    return out
+
+
+def _safe_member(member: tarfile.TarInfo, target: str) -> tarfile.TarInfo | None:
+    # The agent named the members. A trick is dropped, not raised: it must not turn a failed attempt into an error of ours.
+    try:
+        return tarfile.data_filter(member, target)
+    except tarfile.FilterError:
+        return None
+
+
+def _name(path: str) -> str:
+    """An object name for a sandbox path: readable, unique, one segment."""
+    text = "".join(ch if ch.isalnum() or ch in "-_." else "_" for ch in path.strip("/")) or "root"
+    return f"{text[-80:].lstrip('.') or 'dot'}-{hashlib.sha256(path.encode()).hexdigest()[:8]}"

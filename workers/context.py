@@ -1,0 +1,123 @@
+"""What every stage of one worker process shares."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+
+from celery import Celery
+from runtimes.registry import load_runtime
+
+from polar.config import Settings
+from polar.errors import InfraError
+from polar.objects import ObjectStore, open_objects
+from polar.sandbox import (
+    LABEL_ATTEMPT,
+    LABEL_NAMESPACE,
+    LABEL_NODE,
+    LABEL_PURPOSE,
+    LABEL_SESSION,
+    ProxyEndpoint,
+    Runtime,
+)
+from polar.session import Session
+from polar.store.capture import CaptureStore
+from polar.store.connection import connect
+from polar.store.keys import Keys
+from polar.store.sessions import SessionStore
+from workers.app import make_app
+from workers.leases import Held, LeaseKeeper
+
+
+class Context:
+    """Clients, runtimes and identity of a worker process on `node`."""
+
+    def __init__(self, settings: Settings, node: str):
+        self.settings = settings
+        self.node = node
+        self.worker = f"{node}/{socket.gethostname()}:{os.getpid()}"
+        self.stopping = threading.Event()  # the process was asked to end: stages give their sessions back
+        self.scratch = Path(settings.data_dir).resolve() / "scratch"
+
+    @cached_property
+    def app(self) -> Celery:
+        return make_app(self.settings)
+
+    @cached_property
+    def store(self) -> SessionStore:
+        # One pooled client for all threads of the process.
+        return SessionStore(connect(self.settings.store_url, max_connections=4096), self.keys)
+
+    @cached_property
+    def capture(self) -> CaptureStore:
+        return CaptureStore(self.store.redis, self.keys)
+
+    @cached_property
+    def keys(self) -> Keys:
+        return Keys(self.settings.namespace)
+
+    @cached_property
+    def objects(self) -> ObjectStore:
+        return open_objects(self.settings.objects_url)
+
+    @cached_property
+    def leases(self) -> LeaseKeeper:
+        return LeaseKeeper(self.store, self.settings.lease_seconds)
+
+    @property
+    def proxy(self) -> ProxyEndpoint | None:
+        if not self.settings.proxy_url:
+            return None
+        return ProxyEndpoint(url=self.settings.proxy_url, socket=self.settings.proxy_socket or None)
+
+    def runtime(self, backend: str | None) -> Runtime:
+        return load_runtime(backend or self.settings.default_runtime, self.settings)
+
+    def labels(self, s: Session, purpose: str) -> dict[str, str]:
+        return {
+            LABEL_NAMESPACE: self.settings.namespace,
+            LABEL_NODE: self.node,
+            LABEL_SESSION: s.session_id,
+            LABEL_ATTEMPT: s.attempt_id,
+            LABEL_PURPOSE: purpose,
+        }
+
+    @contextmanager
+    def held(self, s: Session) -> Iterator[Held]:
+        held = self.leases.hold(s.session_id, s.fence)
+        try:
+            yield held
+        finally:
+            self.leases.drop(held)
+
+    @contextmanager
+    def folder(self) -> Iterator[Path]:
+        """A private scratch folder on this host."""
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        path = Path(tempfile.mkdtemp(dir=self.scratch))
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def fetcher(self, folder: Path):
+        """Resolve the source of an upload, `object://<key>`, into `folder`. Host paths were uploaded at submission: a
+        worker that read its own would hand its files to whoever may submit."""
+
+        def fetch(source: str) -> Path:
+            if not source.startswith("object://"):
+                raise InfraError(f"source '{source}' is not an object:// key", code="prepare_failed", retryable=False)
+            key = source.removeprefix("object://")
+            path = folder / key.replace("/", "_")
+            if not path.exists():
+                self.objects.get_file(key, path)
+            return path
+
+        return fetch

@@ -1,0 +1,62 @@
+"""How an attempt ends when the machinery failed: ledger line, retry or POSTRUN, cleanup."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from polar.errors import InfraError, NotFound, PolarError
+from polar.result import ErrorInfo, LedgerLine
+from polar.session import Session
+from polar.store.sessions import Hint
+from workers.admission import dispatch
+from workers.app import queue_for, send
+from workers.context import Context
+
+log = logging.getLogger("polar.failures")
+
+
+def as_error(e: BaseException, stage: str) -> ErrorInfo:
+    """Any exception as a stable code. What is not ours is `internal`: a bug, and worth another attempt."""
+    if isinstance(e, PolarError):
+        return ErrorInfo(code=e.code, message=e.message, stage=e.stage or stage, retryable=e.retryable)
+    return ErrorInfo(code="internal", message=f"{type(e).__name__}: {e}", stage=stage, retryable=True)
+
+
+def fail_attempt(ctx: Context, s: Session, error: ErrorInfo, mode: str = "worker") -> str:
+    """Give the session a new attempt while its retry budget lasts, else end it. Returns `retry`, `postrun`, `stale`."""
+    # Revoked first: a fenced-off agent may still be running and must not sample on.
+    if s.attempt:
+        ctx.capture.revoke(s.attempt_id)
+    try:
+        task = ctx.store.task(s.task_id)
+    except NotFound:
+        return "stale"
+    usage, _ = ctx.capture.usage(s.attempt_id)
+    line = LedgerLine(
+        session_id=s.session_id,
+        attempt=s.attempt,
+        node=s.node,
+        termination="infra_error",
+        error=error,
+        started_at=s.admitted,
+        ended_at=time.time(),
+        sampled_tokens=usage.sampled_tokens,
+    )
+    retry = task.retry.allows(error.code, error.retryable, s.attempt)
+    delay = task.retry.backoff_seconds * 2 ** max(0, s.attempt - 1)
+    outcome = ctx.store.fail(s, line, error, retry=retry, delay=min(delay, 600), mode=mode)
+    level = logging.WARNING if outcome != "stale" else logging.INFO
+    log.log(
+        level, "attempt %s failed in %s: %s: %s -> %s", s.attempt_id, error.stage, error.code, error.message, outcome
+    )
+    if outcome == "postrun":
+        send(ctx.app, [Hint(queue_for("postrun"), "postrun", s.session_id)])
+    dispatch(ctx)
+    return outcome
+
+
+class Shutdown(InfraError):
+    """The worker was asked to end; the session goes on elsewhere."""
+
+    code = "worker_shutdown"

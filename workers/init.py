@@ -1,0 +1,64 @@
+"""INIT: a sandbox is created and prepared, then the session waits for a RUN slot as READY."""
+
+from __future__ import annotations
+
+import time
+
+from runtimes.prepare import run_prepare
+
+from polar.codec import pack
+from polar.errors import InfraError, LeaseLost
+from polar.sandbox import Sandbox
+from polar.session import Session
+from polar.store.sessions import Hint
+from polar.task import TaskRequest
+from workers.app import queue_for, send
+from workers.context import Context
+from workers.failures import Shutdown, as_error, fail_attempt
+
+
+def init(ctx: Context, session_id: str) -> None:
+    s = ctx.store.begin(session_id, "init", ctx.node, ctx.worker, ctx.settings.lease_seconds)
+    if s is None:
+        return
+    sandbox: Sandbox | None = None
+    with ctx.held(s) as held:
+        try:
+            task = ctx.store.task(s.task_id)
+            sandbox = _prepare(ctx, s, task)
+            if ctx.stopping.is_set():
+                raise Shutdown("the worker was stopped")
+            if held.lost.is_set():
+                raise LeaseLost(s.session_id)
+            state = ctx.store.advance(s, "READY", sandbox=pack(sandbox.ref))
+        except LeaseLost:
+            if sandbox:
+                sandbox.destroy()
+            return
+        except Exception as e:
+            if sandbox:
+                sandbox.destroy()
+            fail_attempt(ctx, s, as_error(e, "init"))
+            return
+    if state == "READY":
+        send(ctx.app, [Hint(queue_for("run", ctx.node), "run", session_id)])
+    else:
+        sandbox.destroy()
+        send(ctx.app, [Hint(queue_for("postrun"), "postrun", session_id)])
+
+
+def _prepare(ctx: Context, s: Session, task: TaskRequest) -> Sandbox:
+    deadline = time.monotonic() + task.timeout_seconds
+    runtime = ctx.runtime(s.backend)
+    labels = ctx.labels(s, "agent")
+    sandbox = runtime.create(task.runtime, labels=labels, proxy=ctx.proxy, timeout=task.timeout_seconds)
+    try:
+        with ctx.folder() as folder:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise InfraError("creating the sandbox took the whole time budget", code="prepare_failed", stage="init")
+            run_prepare(sandbox, task.runtime.prepare, timeout=left, fetch=ctx.fetcher(folder))
+    except BaseException:
+        sandbox.destroy()
+        raise
+    return sandbox

@@ -1,0 +1,179 @@
+"""POSTRUN: traces are rebuilt, the outcome is judged, the result is written and committed exactly once."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+from reconstruction.registry import build
+from reconstruction.rewards import apply
+
+from polar.codec import compress, decompress, pack, unpack
+from polar.completion import Completion
+from polar.errors import LeaseLost, PolarError
+from polar.result import Evaluation, LedgerLine, SessionResult, Usage, capture_key, result_key
+from polar.sandbox import SandboxRef
+from polar.session import Session
+from polar.task import BuilderSpec, TaskRequest
+from polar.trace import Fidelity, Trajectory
+from workers.admission import dispatch
+from workers.collect import keep_log
+from workers.context import Context
+from workers.failures import as_error
+from workers.judging import judge
+from workers.leases import Held
+from workers.report import RunReport
+
+log = logging.getLogger("polar.postrun")
+
+# A session whose POSTRUN took its worker down this often is ended without evaluation.
+MAX_TRIES = 5
+
+
+def postrun(ctx: Context, session_id: str) -> None:
+    s = ctx.store.begin(session_id, "postrun", ctx.node, ctx.worker, ctx.settings.lease_seconds)
+    if s is None:
+        return
+    with ctx.held(s) as held, ctx.folder() as folder:
+        try:
+            task = ctx.store.task(s.task_id)
+            result = _result(ctx, s, task, folder, held)
+            _commit(ctx, s, task, result)
+        except LeaseLost:
+            return
+        except Exception as e:
+            # The store or the object storage is away, or a bug of ours: nothing is lost, it is taken up again.
+            error = as_error(e, "postrun")
+            log.exception("postrun of %s: %s: %s", s.attempt_id, error.code, error.message)
+            ctx.store.release(s.session_id, s.fence)
+            return
+    dispatch(ctx)
+
+
+def _result(ctx: Context, s: Session, task: TaskRequest, folder: Path, held: Held) -> SessionResult:
+    key = result_key(s.task_id, s.session_id, s.attempt)
+    if ctx.objects.exists(key):  # a predecessor wrote it and died before the commit
+        return unpack(decompress(ctx.objects.get(key)), SessionResult)
+    started = time.monotonic()
+    report = unpack(s.run_report, RunReport) if s.run_report else RunReport(termination="finished")
+    if s.termination:  # decided outside RUN: cancelled, or the retry budget is spent
+        report.termination = s.termination  # type: ignore[assignment]
+    if s.mode == "capture" or not s.run_report:
+        ctx.capture.revoke(s.attempt_id)
+        report.uncaptured = ctx.capture.drain(s.attempt_id, ctx.settings.drain_seconds)
+    completions = ctx.capture.read(s.attempt_id)
+    trajectory, error = _rebuild(task, completions)
+    rebuilt = time.monotonic()
+    if s.postrun_tries > MAX_TRIES:
+        evaluation = Evaluation(
+            verdict="evaluator_error",
+            error=as_error(PolarError("POSTRUN took its worker down repeatedly", code="worker_lost"), "postrun"),
+        )
+    elif held.cancel.is_set() or s.cancel:
+        evaluation = Evaluation(verdict="not_evaluated")
+    else:
+        evaluation = judge(ctx, s, task, report, trajectory, folder)
+    judged = time.monotonic()
+    if held.lost.is_set():
+        raise LeaseLost(s.session_id)
+    apply(trajectory, evaluation)
+    usage, _ = ctx.capture.usage(s.attempt_id)
+    usage.uncaptured = report.uncaptured
+    for path in sorted(folder.glob("try*/logs/*")):
+        report.artifacts += keep_log(ctx.objects, s, f"evaluation-{path.parent.parent.name}-{path.name}", path)
+    result = SessionResult(
+        session_id=s.session_id,
+        task_id=s.task_id,
+        sample_index=s.index,
+        attempt=s.attempt,
+        termination=report.termination,
+        verdict=evaluation.verdict,
+        reward=evaluation.outcome_reward,
+        trajectory=trajectory,
+        evaluation=evaluation,
+        error=s.error if report.termination == "infra_error" else error,
+        usage=usage,
+        timing=timing(s, rebuild=rebuilt - started, evaluate=judged - rebuilt),
+        node=s.node,
+        runtime=_backend(s),
+        harness=task.agent.harness or task.agent.import_path or "",
+        model=task.agent.model_name,
+        instruction=task.instruction,
+        results_queue=task.results_queue,
+        num_samples=task.num_samples,
+        artifacts=report.artifacts,
+        attempts=[*ctx.store.ledger(s.session_id), _line(s, report, usage)],
+        agent={"exit_code": report.exit_code, "message": report.message, "notes": report.notes},
+        metadata=task.metadata,
+        labels=task.labels,
+        created_at=s.created,
+        finished_at=ctx.store.now(),
+    )
+    if ctx.settings.keep_capture and completions:
+        result.capture_key = capture_key(s.task_id, s.session_id, s.attempt)
+        ctx.objects.put(result.capture_key, compress(pack(completions)))
+    if not ctx.objects.put_if_absent(key, compress(pack(result))):
+        return unpack(decompress(ctx.objects.get(key)), SessionResult)
+    return result
+
+
+def _rebuild(task: TaskRequest, completions: list[Completion]):
+    """The trajectory, and the error of the asked-for builder if another had to stand in."""
+    error = None
+    for spec in (task.builder, BuilderSpec(strategy="per_request")):
+        try:
+            return build(spec, completions), error
+        except Exception as e:  # a builder may be a user's
+            error = as_error(e, "postrun")
+            log.exception("builder %s failed", spec.strategy)
+    lost = sum(len(c.sampled_ids) for c in completions)
+    fidelity = Fidelity(
+        completions=len(completions), sampled_tokens=lost, left_out={"reconstruction_failed": lost} if lost else {}
+    )
+    return Trajectory(builder="none", fidelity=fidelity), error
+
+
+def _commit(ctx: Context, s: Session, task: TaskRequest, result: SessionResult) -> None:
+    key = result_key(s.task_id, s.session_id, s.attempt)
+    done, group = ctx.store.commit(
+        s, key, result.termination, result.verdict, result.reward, result.attempts[-1], task.group
+    )
+    for n in range(1, s.attempt + 1):
+        ctx.capture.forget(f"{s.session_id}.a{n}")
+    if group and not done and task.group.cancel_rest:
+        for other in ctx.store.task_status(task.task_id).sessions:
+            if other.state != "DONE":
+                ctx.store.cancel(other.session_id)
+    log.info("session %s done: %s/%s reward=%s", s.session_id, result.termination, result.verdict, result.reward)
+
+
+def _line(s: Session, report: RunReport, usage: Usage) -> LedgerLine:
+    return LedgerLine(
+        session_id=s.session_id,
+        attempt=s.attempt,
+        node=s.node,
+        termination=report.termination,
+        error=s.error if report.termination == "infra_error" else None,
+        started_at=s.admitted or s.created,
+        ended_at=s.run_ended or time.time(),
+        sampled_tokens=usage.sampled_tokens,
+    )
+
+
+def timing(s: Session, **postrun: float) -> dict[str, float]:
+    """Seconds per stage of the last attempt; `queue` is the wait for admission (all attempts before it included)."""
+    marks = [
+        ("queue", s.created, s.admitted),
+        ("init_wait", s.admitted, s.init_started),
+        ("init", s.init_started, s.ready_at),
+        ("ready_wait", s.ready_at, s.run_started),
+        ("run", s.run_started, s.run_ended),
+        ("postrun_wait", s.run_ended, s.postrun_started),
+    ]
+    out = {name: round(end - start, 6) for name, start, end in marks if end >= start > 0}
+    return out | {name: round(seconds, 6) for name, seconds in postrun.items()}
+
+
+def _backend(s: Session) -> str:
+    return unpack(s.sandbox, SandboxRef).backend if s.sandbox else s.backend

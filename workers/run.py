@@ -1,0 +1,192 @@
+"""RUN: the harness works in its sandbox under its budgets; then everything of it is stopped and its artifacts are kept."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from harness_adapters.registry import load_adapter
+
+from polar.codec import pack, unpack
+from polar.errors import InfraError, LeaseLost
+from polar.launch import Endpoint, HarnessAdapter
+from polar.sandbox import ExecResult, Sandbox, SandboxRef
+from polar.session import Session
+from polar.store.capture import Grant
+from polar.store.sessions import Hint
+from polar.task import TaskRequest
+from workers.admission import dispatch
+from workers.app import queue_for, send
+from workers.collect import collect, keep_log
+from workers.context import Context
+from workers.failures import Shutdown, as_error, fail_attempt
+from workers.judging import evaluator_paths, prewarm
+from workers.leases import Held
+from workers.report import RunReport
+
+# An agent whose budget ran out is told so by the proxy; it may use this long to end by itself (seconds).
+LIMIT_GRACE = 5.0
+
+
+def run(ctx: Context, session_id: str) -> None:
+    s = ctx.store.begin(session_id, "run", ctx.node, ctx.worker, ctx.settings.lease_seconds)
+    if s is None:
+        return
+    dispatch(ctx)  # the READY place is free again
+    sandbox: Sandbox | None = None
+    with ctx.held(s) as held, ctx.folder() as folder:
+        try:
+            task = ctx.store.task(s.task_id)
+            ref = unpack(s.sandbox, SandboxRef)
+            sandbox = ctx.runtime(ref.backend).attach(ref)
+            report = _attempt(ctx, s, task, sandbox, held, folder)
+            sandbox.destroy()
+            if held.lost.is_set():
+                return
+            ctx.store.advance(s, "POSTRUN", run_report=pack(report))
+        except LeaseLost:
+            ctx.capture.revoke(s.attempt_id)
+            if sandbox:
+                sandbox.destroy()
+            return
+        except Exception as e:
+            if sandbox:
+                _quietly(sandbox.stop)
+                _quietly(sandbox.destroy)
+            fail_attempt(ctx, s, as_error(e, "run"))
+            return
+    queue = queue_for("postrun", ctx.node if report.prewarmed else "")
+    send(ctx.app, [Hint(queue, "postrun", session_id)])
+
+
+def _attempt(ctx: Context, s: Session, task: TaskRequest, sandbox: Sandbox, held: Held, folder: Path) -> RunReport:
+    adapter = load_adapter(task.agent)
+    budget = _budget(s, task)
+    warm = prewarm(ctx, s, task)
+    endpoint = _endpoint(ctx, s, task, sandbox, budget)
+    plan = adapter.plan(task.agent, task.instruction, endpoint)
+    home = sandbox.ref.state.get("home", "/root")
+    log = folder / "agent.log"
+    try:
+        for f in plan.files:
+            sandbox.write(
+                f.path.replace("~/", f"{home}/", 1) if f.path.startswith("~/") else f.path,
+                f.content.encode(),
+                mode=f.mode,
+            )
+        watch = _Watch(ctx, s, held)
+        result = sandbox.exec(
+            plan.argv,
+            env={**task.agent.env, **plan.env},
+            cwd=plan.cwd,
+            stdin=plan.stdin.encode() if plan.stdin is not None else None,
+            timeout=budget,
+            log=log,
+            cancelled=watch,
+        )
+        # The order matters: no process of the agent is left when its capability ends and its files are read.
+        sandbox.stop()
+        ctx.capture.revoke(s.attempt_id)
+        uncaptured = ctx.capture.drain(s.attempt_id, ctx.settings.drain_seconds)
+        report = _judge_end(ctx, s, adapter, result, held)
+        report.uncaptured = uncaptured
+        paths = [*task.artifacts, *plan.artifacts, *evaluator_paths(task)]
+        report.collected, report.artifacts = collect(
+            ctx.objects, sandbox, s, paths, folder, ctx.settings.artifact_limit_bytes
+        )
+        report.artifacts += keep_log(ctx.objects, s, "agent.log", log)
+        report.prewarmed = warm.take()
+        return report
+    finally:
+        warm.discard()
+
+
+def _budget(s: Session, task: TaskRequest) -> float:
+    """Seconds that RUN may take: what INIT left of the shared budget, and the agent's own bound."""
+    used = max(0.0, s.ready_at - s.init_started)
+    left = task.timeout_seconds - used
+    if task.agent_timeout_seconds:
+        left = min(left, task.agent_timeout_seconds)
+    if left <= 0:
+        raise InfraError("INIT used the whole time budget", code="prepare_failed", stage="init")
+    return left
+
+
+def _endpoint(ctx: Context, s: Session, task: TaskRequest, sandbox: Sandbox, budget: float) -> Endpoint:
+    grant = Grant(
+        session_id=s.session_id,
+        attempt=s.attempt,
+        task_id=s.task_id,
+        model=task.agent.model_name,
+        sampling=task.agent.sampling,
+        max_turns=task.max_turns or 0,
+        max_total_tokens=task.max_total_tokens or 0,
+        expires_at=time.time() + budget + 60,
+    )
+    capability = ctx.capture.mint(grant)
+    models = ctx.settings.models
+    context = ctx.settings.model(task.agent.model_name)[1].context_length if models else 32768
+    base = f"{sandbox.ref.proxy_url}/s/{capability}"
+    return Endpoint(base_url=base, api_key=capability, model=task.agent.model_name, context_length=context)
+
+
+class _Watch:
+    """Polled while the agent runs: true when it must end before its deadline."""
+
+    def __init__(self, ctx: Context, s: Session, held: Held):
+        self.ctx, self.s, self.held = ctx, s, held
+        self.limit_since: float | None = None
+        self._next = 0.0
+
+    def __call__(self) -> bool:
+        if self.held.lost.is_set() or self.held.cancel.is_set() or self.ctx.stopping.is_set():
+            return True
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + 1.0
+            try:
+                limit = self.ctx.capture.usage(self.s.attempt_id)[1]
+            except Exception:  # Redis away: the lease decides
+                limit = ""
+            if limit and self.limit_since is None:
+                self.limit_since = now
+        return self.limit_since is not None and now - self.limit_since > LIMIT_GRACE
+
+
+def _judge_end(ctx: Context, s: Session, adapter: HarnessAdapter, result: ExecResult, held: Held) -> RunReport:
+    if held.lost.is_set():
+        raise LeaseLost(s.session_id)
+    if held.cancel.is_set():
+        return RunReport(termination="cancelled", exit_code=result.exit_code)
+    if result.cancelled and ctx.stopping.is_set():
+        raise Shutdown("the worker was stopped while the agent ran")
+    usage, limit = ctx.capture.usage(s.attempt_id)
+    outcome = adapter.outcome(result.exit_code, result.output.decode("utf-8", "replace"))
+    report = RunReport(
+        termination=outcome.termination, message=outcome.message, exit_code=result.exit_code, notes=outcome.notes
+    )
+    if limit:
+        report.termination = limit  # type: ignore[assignment]
+    elif result.timed_out:
+        report.termination, report.message = "agent_timeout", f"stopped after {result.seconds:.0f} s"
+    failure = ctx.capture.infra(s.attempt_id)
+    if failure and report.termination == "agent_error":
+        raise InfraError(f"the agent failed after the model did: {failure}", code="engine_unavailable", stage="run")
+    if not usage.turns and getattr(adapter, "requires_completions", True) and report.termination != "agent_timeout":
+        raise InfraError(
+            f"the agent ended without a model call (exit code {result.exit_code}): {_tail(result)}",
+            code="no_completions",
+            stage="run",
+        )
+    return report
+
+
+def _tail(result: ExecResult) -> str:
+    return " ".join(result.output.decode("utf-8", "replace").split())[-300:] or "no output"
+
+
+def _quietly(call) -> None:
+    try:
+        call()
+    except Exception:  # the janitor comes after us
+        pass
