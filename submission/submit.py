@@ -15,7 +15,11 @@ from submission.validate import validate
 
 
 def submit(
-    tasks: Iterable[TaskRequest], store: SessionStore, objects: ObjectStore, settings: Settings, base: Path | None = None
+    tasks: Iterable[TaskRequest],
+    store: SessionStore,
+    objects: ObjectStore,
+    settings: Settings,
+    base: Path | None = None,
 ) -> dict[str, list[str]]:
     """Session ids by task id. If any task is wrong, or its id is taken, nothing is enqueued (InvalidTask, Conflict).
 

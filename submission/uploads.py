@@ -41,7 +41,9 @@ def _action(action: Prepare, objects: ObjectStore, base: Path | None, where: str
     if not isinstance(action, UploadFile | UploadDir) or not action.source or action.source.startswith(SCHEME):
         return action
     if base is None:
-        raise InvalidTask(f"{where}.source: found '{action.source}', allowed over the network: 'object://…' (or 'content')")
+        raise InvalidTask(
+            f"{where}.source: found '{action.source}', allowed over the network: 'object://…' (or 'content')"
+        )
     path = base / action.source
     folder = isinstance(action, UploadDir)
     if not (path.is_dir() if folder else path.is_file()):

@@ -34,7 +34,9 @@ def _runtime(spec: RuntimeSpec, settings: Settings, where: str) -> str:
         source = PurePosixPath(volume.source)
         if ".." in source.parts or not any(source.is_relative_to(r) for r in roots):
             allowed = ", ".join(roots) or "none (set volume_roots)"
-            raise UnsupportedSpec(f"{where}.volumes[{i}].source: found '{source}', allowed are folders below: {allowed}")
+            raise UnsupportedSpec(
+                f"{where}.volumes[{i}].source: found '{source}', allowed are folders below: {allowed}"
+            )
     return backend
 
 

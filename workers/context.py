@@ -13,7 +13,6 @@ from functools import cached_property
 from pathlib import Path
 
 from celery import Celery
-from runtimes.registry import load_runtime
 
 from polar.config import Settings
 from polar.errors import InfraError
@@ -32,6 +31,7 @@ from polar.store.capture import CaptureStore
 from polar.store.connection import connect
 from polar.store.keys import Keys
 from polar.store.sessions import SessionStore
+from runtimes.registry import load_runtime
 from workers.app import make_app
 from workers.leases import Held, LeaseKeeper
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 
-from runtimes.prepare import run_prepare
-
 from polar.codec import pack
 from polar.errors import InfraError, LeaseLost
 from polar.sandbox import Sandbox
 from polar.session import Session
 from polar.store.sessions import Hint
 from polar.task import TaskRequest
+from runtimes.prepare import run_prepare
 from workers.app import queue_for, send
 from workers.context import Context
 from workers.failures import Shutdown, as_error, fail_attempt

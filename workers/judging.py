@@ -8,8 +8,6 @@ import time
 from pathlib import Path
 
 from evaluators.registry import load_evaluator
-from runtimes.prepare import run_prepare
-
 from polar.codec import pack, unpack
 from polar.errors import EvaluatorError, PolarError
 from polar.judge import Outcome
@@ -18,6 +16,7 @@ from polar.sandbox import LABEL_NODE, Sandbox, SandboxRef
 from polar.session import Session
 from polar.task import RuntimeSpec, TaskRequest
 from polar.trace import Trajectory
+from runtimes.prepare import run_prepare
 from workers.collect import restore
 from workers.context import Context
 from workers.report import RunReport

@@ -6,9 +6,6 @@ import logging
 import time
 from pathlib import Path
 
-from reconstruction.registry import build
-from reconstruction.rewards import apply
-
 from polar.codec import compress, decompress, pack, unpack
 from polar.completion import Completion
 from polar.errors import LeaseLost, PolarError
@@ -17,6 +14,8 @@ from polar.sandbox import SandboxRef
 from polar.session import Session
 from polar.task import BuilderSpec, TaskRequest
 from polar.trace import Fidelity, Trajectory
+from reconstruction.registry import build
+from reconstruction.rewards import apply
 from workers.admission import dispatch
 from workers.collect import keep_log
 from workers.context import Context

@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 
 from harness_adapters.registry import load_adapter
-
 from polar.codec import pack, unpack
 from polar.errors import InfraError, LeaseLost
 from polar.launch import Endpoint, HarnessAdapter

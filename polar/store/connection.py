@@ -36,7 +36,7 @@ def connect_async(url: str, **extra: Any) -> redis.asyncio.Redis:
 
 
 def _client(url: str, module: Any, sentinel: Any, extra: dict[str, Any]) -> Any:
-    scheme, parts = parse(url)
+    scheme, _ = parse(url)
     options = OPTIONS | extra
     if scheme == "unix":
         options.pop("socket_keepalive")

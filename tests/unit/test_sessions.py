@@ -19,7 +19,9 @@ ERROR = ErrorInfo(code="worker_lost", message="gone", retryable=True)
 
 
 def task(name: str = "t1", n: int = 1, **kw) -> TaskRequest:
-    return TaskRequest(agent=AgentSpec(harness="shell", command="true"), instruction="go", task_id=name, num_samples=n, **kw)
+    return TaskRequest(
+        agent=AgentSpec(harness="shell", command="true"), instruction="go", task_id=name, num_samples=n, **kw
+    )
 
 
 def admitted(store: SessionStore, n: int = 1, ready: int = 8, **kw) -> list[str]:
