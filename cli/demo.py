@@ -1,0 +1,103 @@
+"""`polar demo`: the whole pipeline on this machine, once, with real parts and a real (small) model."""
+
+from __future__ import annotations
+
+import shutil
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cli.common import BAD, OK, err, out, print_json
+from cli.progress import stage_table, task_table, watch
+from cli.stack import EMBEDDED_MODEL, Stack
+from cli.summary import Summary, read_results, summarize
+from examples.quickstart.batch import quickstart
+from polar.config import Settings
+from polar.objects import open_objects
+from polar.store.connection import connect
+from polar.store.keys import Keys
+from polar.store.sessions import SessionStore
+from submission import submit
+
+
+def demo(settings: Settings, *, runtime: str | None, slots: int, model: str, samples: int, as_json: bool) -> int:
+    started = time.monotonic()
+    changes: dict[str, Any] = {"data_dir": str(Path(settings.data_dir) / "demo")}
+    if runtime:
+        changes["default_runtime"] = runtime
+    settings = msgspec.structs.replace(settings, **changes)
+    data = Path(settings.data_dir).resolve()
+    stack = Stack(settings, slots=slots, model=model or EMBEDDED_MODEL)
+    say = (lambda text: err.print(f"[dim]· {text}[/]")) if err.is_terminal or not as_json else (lambda _: None)
+    try:
+        _fresh(data, stack)
+        settings = stack.start(say)
+        store = SessionStore(connect(settings.store_url), Keys(settings.namespace))
+        objects = open_objects(settings.objects_url)
+        for part, what in stack.used.items():
+            say(f"{part}: {what}")
+        tasks = quickstart(samples, settings.default_runtime)
+        before = engine_tokens(settings)
+        ids = list(submit(tasks, store, objects, settings, base=Path.cwd()))
+        say(f"submitted {len(ids)} tasks x {samples} samples")
+        watch(store, ids, err, live=err.is_terminal, check=lambda: stack.supervisor.failed)
+        results = read_results(store, objects, ids)
+        summary = summarize(results)
+        sampled = engine_tokens(settings) - before
+    finally:
+        stack.stop()
+    seconds = time.monotonic() - started
+    line = {
+        "sessions": summary.sessions,
+        "passed": summary.passed,
+        "failed": summary.failed,
+        "errors": summary.errors,
+        "engine_tokens": sampled,
+        "trace_tokens": summary.trace_tokens,
+        "unaccounted_tokens": sampled - summary.accounted,
+        "seconds": round(seconds, 1),
+        "results": f"{settings.objects_url.split('?')[0]}/results",
+    }
+    if as_json:
+        print_json(line)
+    else:
+        _tables(results, summary, line)
+    return OK if not summary.errors and not line["unaccounted_tokens"] else BAD
+
+
+def _tables(results, summary: Summary, line: dict[str, Any]) -> None:
+    out.print(task_table(results))
+    out.print(stage_table(summary))
+    judged = summary.passed + summary.failed
+    out.print(
+        f"{summary.sessions} sessions: [green]{summary.passed} passed[/], [red]{summary.failed} failed[/], "
+        f"{summary.errors} errors; pass rate {summary.passed / judged:.0%}" if judged else f"{summary.sessions} sessions"
+    )  # fmt: skip
+    out.print(
+        f"{line['engine_tokens']} tokens sampled by the engine = {summary.trace_tokens} in {summary.traces} traces "
+        f"({summary.exact_tokens} in their exact context) + {sum(summary.left_out.values())} left out "
+        f"{summary.left_out or ''} + {line['unaccounted_tokens']} unaccounted; "
+        f"{summary.completions} completions, {summary.turns} turns"
+    )
+    out.print(f"{line['seconds']} s; results: {line['results']}", soft_wrap=True)
+    out.print("[dim]look at one: polar results list --data-dir … ; keep a stack running: polar up[/]")
+
+
+def _fresh(data: Path, stack: Stack) -> None:
+    """The demo counts its own batch, so it starts with an empty store; models and earlier results stay."""
+    if not stack.base.broker and not (data / "polar.toml").exists():
+        shutil.rmtree(data / "redis", ignore_errors=True)
+
+
+def engine_tokens(settings: Settings) -> int:
+    """Tokens sampled so far by the engines' own count (SGLang's `generation_tokens_total`)."""
+    total = 0.0
+    for url in {m.engine for m in settings.models.values()}:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as reply:
+            for text in reply.read().decode().splitlines():
+                if text.startswith("sglang:generation_tokens_total"):
+                    total += float(text.rsplit(" ", 1)[1])
+    return int(total)
