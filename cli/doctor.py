@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -25,9 +26,9 @@ def doctor(
     checks = [
         _check("broker", lambda: _broker(s)),
         _check("objects", lambda: _objects(s)),
-        *[_check(f"engine:{name}", lambda m=m: _engine(m.engine)) for name, m in s.models.items()],
+        *[_check(f"engine:{name}", partial(_engine, m.engine)) for name, m in s.models.items()],
         _check("proxy", lambda: _proxy(s)),
-        *[_check(f"runtime:{n}", lambda n=n: _runtime(n, s)) for n in plugins.names(plugins.RUNTIMES)],
+        *[_check(f"runtime:{n}", partial(_runtime, n, s)) for n in plugins.names(plugins.RUNTIMES)],
     ]
     if as_json:
         print_json({"ok": all(c["status"] != "fail" for c in checks), "checks": checks})

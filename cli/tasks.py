@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -84,7 +84,7 @@ def status(
     """State of the deployment, or of one task and its sessions."""
     _, store, _ = deployment(config)
     if task is None:
-        data = {
+        data: dict[str, Any] = {
             "backlog": store.backlog(),
             "nodes": store.nodes(),
             "done": {k.decode(): int(v) for k, v in store.redis.hgetall(store.keys.done).items()},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,6 +10,7 @@ import zstandard
 
 from polar import arrays
 from polar.errors import InvalidTask
+from polar.explain import explain
 
 T = TypeVar("T")
 
@@ -31,11 +31,12 @@ def to_json(obj: Any) -> bytes:
 
 
 def from_json(data: bytes | str, typ: type[T], what: str = "request") -> T:
-    """Decode and validate. Raises InvalidTask whose message names the field path."""
+    """Decode and validate. Raises InvalidTask saying which field, what was found, what is allowed (`field` holds the
+    path)."""
     try:
         return msgspec.json.decode(data, type=typ, dec_hook=arrays.dec)
     except msgspec.ValidationError as e:
-        raise InvalidTask(f"{what}: {_plain(str(e))}") from e
+        raise _invalid(e, msgspec.json.decode(data), typ, what) from e
     except (msgspec.DecodeError, UnicodeDecodeError) as e:
         raise InvalidTask(f"{what}: not valid JSON: {e}") from e
 
@@ -78,17 +79,18 @@ def load_file(path: Path, typ: type[T]) -> list[T]:
 
 
 def convert(data: Any, typ: type[T], what: str) -> T:
+    """As from_json, from what a JSON, YAML or TOML reader made of a text."""
     try:
         return msgspec.convert(data, type=typ, dec_hook=arrays.dec)
     except msgspec.ValidationError as e:
-        raise InvalidTask(f"{what}: {_plain(str(e))}") from e
+        raise _invalid(e, data, typ, what) from e
 
 
-def _plain(message: str) -> str:
-    """msgspec's `… - at `$.a.b`` turned round so that the field stands first."""
-    m = re.match(r"^(.*) - at `\$\.?(.*)`$", message, re.S)
-    text = f"{m[2]}: {m[1]}" if m and m[2] else (m[1] if m else message)
-    return text.replace("`", "'")
+def _invalid(error: msgspec.ValidationError, data: Any, typ: Any, what: str) -> InvalidTask:
+    path, sentence = explain(error, data, typ)
+    wrong = InvalidTask(": ".join(x for x in (what, path, sentence) if x))
+    wrong.field = path
+    return wrong
 
 
 __all__ = ["compress", "convert", "decompress", "from_json", "load_file", "pack", "to_json", "unpack"]

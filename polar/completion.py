@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from msgspec import Struct, field
 
 from polar.errors import PolarError
 
-SCHEMA = 1
+SCHEMA: Final = 1
 
 Role = Literal["main", "subagent", "auxiliary", "compaction", "unknown"]
 # How a prompt was linked: `continued` = parent's prompt + raw sampled ids + newly rendered tail.

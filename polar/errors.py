@@ -11,6 +11,7 @@ class PolarError(Exception):
 
     code = "internal"
     retryable = False
+    field = ""  # path of the field at fault, where there is one
 
     def __init__(self, message: str, *, code: str | None = None, stage: str = "", retryable: bool | None = None):
         super().__init__(message)

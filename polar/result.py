@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from msgspec import Struct, field
 
 from polar.trace import Trajectory
 
-SCHEMA = 1
+SCHEMA: Final = 1
 
 Termination = Literal[
     "finished",

@@ -61,6 +61,8 @@ def from_hash(session: str, h: dict[bytes, bytes]) -> Session:
         return float(h.get(name.encode()) or 0)
 
     reward, error = text("reward"), text("error")
+    strings = {n: text(n) for n in ("node", "backend", "queue", "worker", "termination", "verdict", "result")}
+    times = {n: number(n) for n in _TIMES}
     return Session(
         session_id=session,
         task_id=text("task"),
@@ -75,8 +77,8 @@ def from_hash(session: str, h: dict[bytes, bytes]) -> Session:
         error=from_json(error, ErrorInfo) if error else None,
         sandbox=h.get(b"sandbox", b""),
         run_report=h.get(b"run_report", b""),
-        **{n: text(n) for n in ("node", "backend", "queue", "worker", "termination", "verdict", "result")},
-        **{n: number(n) for n in _TIMES},
+        **strings,  # type: ignore[arg-type]
+        **times,  # type: ignore[arg-type]
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -10,7 +10,7 @@ from msgspec import Meta, Struct, field
 from polar.errors import InvalidTask
 from polar.ids import ID_PATTERN, new_id
 
-SCHEMA = 1
+SCHEMA: Final = 1
 
 Id = Annotated[str, Meta(pattern=ID_PATTERN)]
 Seconds = Annotated[float, Meta(gt=0, le=7 * 86400)]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from msgspec import Struct, field
 
 from polar.completion import Role, VersionSpan
 
-SCHEMA = 1
+SCHEMA: Final = 1
 
 
 class Segment(Struct, frozen=True, kw_only=True):

@@ -33,6 +33,7 @@ def make_app(settings: Settings) -> Celery:
         task_track_started=False,
         worker_send_task_events=False,
         worker_hijack_root_logger=False,
+        worker_redirect_stdouts=False,
         # A worker takes no more than it works on: what waits should wait in the queue, where any worker can take it.
         task_acks_late=True,
         worker_prefetch_multiplier=1,

@@ -25,9 +25,6 @@ def as_error(e: BaseException, stage: str) -> ErrorInfo:
 
 def fail_attempt(ctx: Context, s: Session, error: ErrorInfo, mode: str = "worker") -> str:
     """Give the session a new attempt while its retry budget lasts, else end it. Returns `retry`, `postrun`, `stale`."""
-    # Revoked first: a fenced-off agent may still be running and must not sample on.
-    if s.attempt:
-        ctx.capture.revoke(s.attempt_id)
     try:
         task = ctx.store.task(s.task_id)
     except NotFound:
@@ -46,6 +43,9 @@ def fail_attempt(ctx: Context, s: Session, error: ErrorInfo, mode: str = "worker
     retry = task.retry.allows(error.code, error.retryable, s.attempt)
     delay = task.retry.backoff_seconds * 2 ** max(0, s.attempt - 1)
     outcome = ctx.store.fail(s, line, error, retry=retry, delay=min(delay, 600), mode=mode)
+    if outcome != "stale":
+        # Only now is it sure that the attempt is over. Its agent may still run, and must not sample on.
+        ctx.capture.revoke(s.attempt_id)
     level = logging.WARNING if outcome != "stale" else logging.INFO
     log.log(
         level, "attempt %s failed in %s: %s: %s -> %s", s.attempt_id, error.stage, error.code, error.message, outcome

@@ -9,6 +9,7 @@ from pathlib import Path
 from polar.codec import compress, decompress, pack, unpack
 from polar.completion import Completion
 from polar.errors import LeaseLost, PolarError
+from polar.ids import attempt_id
 from polar.result import Evaluation, LedgerLine, SessionResult, Usage, capture_key, result_key
 from polar.sandbox import SandboxRef
 from polar.session import Session
@@ -102,7 +103,7 @@ def _result(ctx: Context, s: Session, task: TaskRequest, folder: Path, held: Hel
         results_queue=task.results_queue,
         num_samples=task.num_samples,
         artifacts=report.artifacts,
-        attempts=[*ctx.store.ledger(s.session_id), _line(s, report, usage)],
+        attempts=[*_failed_attempts(ctx, s), _line(s, report, usage)],
         agent={"exit_code": report.exit_code, "message": report.message, "notes": report.notes},
         metadata=task.metadata,
         labels=task.labels,
@@ -139,12 +140,24 @@ def _commit(ctx: Context, s: Session, task: TaskRequest, result: SessionResult) 
         s, key, result.termination, result.verdict, result.reward, result.attempts[-1], task.group
     )
     for n in range(1, s.attempt + 1):
-        ctx.capture.forget(f"{s.session_id}.a{n}")
+        ctx.capture.forget(attempt_id(s.session_id, n))
     if group and not done and task.group.cancel_rest:
         for other in ctx.store.task_status(task.task_id).sessions:
             if other.state != "DONE":
                 ctx.store.cancel(other.session_id)
     log.info("session %s done: %s/%s reward=%s", s.session_id, result.termination, result.verdict, result.reward)
+
+
+def _failed_attempts(ctx: Context, s: Session) -> list[LedgerLine]:
+    """The ledger of the attempts before this one. Their token counts are read again: a generation that was in flight
+    when an attempt failed is stored after its ledger line."""
+    lines = ctx.store.ledger(s.session_id)
+    for line in lines:
+        attempt = attempt_id(s.session_id, line.attempt)
+        line.sampled_tokens = ctx.capture.usage(attempt)[0].sampled_tokens
+        if ctx.settings.keep_capture and (completions := ctx.capture.read(attempt)):
+            ctx.objects.put(capture_key(s.task_id, s.session_id, line.attempt), compress(pack(completions)))
+    return lines
 
 
 def _line(s: Session, report: RunReport, usage: Usage) -> LedgerLine:
