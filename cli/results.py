@@ -68,8 +68,9 @@ def show(session: str, config: Config = None, as_json: Json = False) -> None:
               f"traces, left out {f.left_out or 'none'}", soft_wrap=True)  # fmt: skip
     for t in r.trajectory.traces:
         versions = sorted({v.version for v in t.versions})
-        out.print(f"  trace {t.trace_id}: prompt {len(t.prompt_ids)}, response {len(t.response_ids)}, "
-                  f"trained {int(t.loss_mask.sum())}, reward {t.reward}, weight {t.weight:g}, versions {versions}", soft_wrap=True)  # fmt: skip
+        lengths = f"prompt {len(t.prompt_ids)}, response {len(t.response_ids)}, trained {int(t.loss_mask.sum())}"
+        facts = f"reward {t.reward}, weight {t.weight:g}, versions {versions}"
+        out.print(f"  trace {t.trace_id}: {lengths}, {facts}", soft_wrap=True)
     for a in r.artifacts:
         out.print(f"  artifact {a.name}: {a.size} bytes, {a.key}", soft_wrap=True)
     return None

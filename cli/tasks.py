@@ -37,10 +37,7 @@ def _submit(files: list[Path], config: str | None, runtime: str | None, samples:
     # Wrong files are found before a deployment is looked for.
     read = _read(files, runtime, samples)
     settings, store, objects = deployment(config)
-    bases = {base for _, base in read}
-    ids: dict[str, list[str]] = {}
-    for base in bases:
-        ids |= submit_tasks([t for t, b in read if b == base], store, objects, settings, base=base)
+    ids = submit_tasks([t for t, _ in read], store, objects, settings, base={t.task_id: b for t, b in read})
     return store, objects, ids
 
 

@@ -74,7 +74,9 @@ class Completion(Struct, kw_only=True, eq=False, omit_defaults=True):
 
 
 def resolve_prompts(completions: list[Completion]) -> dict[str, np.ndarray]:
-    """Full prompt ids (int32) by completion id. A parent must come before its child, as it does in the stream.
+    """Full prompt ids (int32) by completion id: the reference reading of the delta encoding (it copies whole prompts; the
+    builders don't use it). Only for link `continued` is `parent_id` a logical parent; else it only says whose ids are
+    shared. A parent must come before its child, as it does in the stream.
 
     Raises PolarError (`corrupt_capture`) when a parent is missing or too short: a prompt is never guessed.
     """

@@ -16,7 +16,7 @@ from polar.trace import Trajectory
 
 class Outcome(Struct, kw_only=True):
     """What an evaluator gets. `sandbox()` makes (once) the fresh sandbox with `evaluation_prepare` done and the
-    artifacts of the attempt restored by the evaluator itself through `artifacts` (host paths by artifact name).
+    artifacts of the attempt restored by the evaluator itself through `artifacts` (host paths by sandbox path, as given).
     `remaining()` is the number of seconds left of the evaluation's budget."""
 
     task: TaskRequest

@@ -53,8 +53,11 @@ class Outcome(Struct, kw_only=True, omit_defaults=True):
 
 @runtime_checkable
 class HarnessAdapter(Protocol):
+    """`requires_completions`: a run without a single model call is then a failure of the machinery."""
+
     name: str
     dialects: tuple[str, ...]
+    requires_completions: bool
 
     def check(self, agent: AgentSpec) -> None:
         """Raise InvalidTask naming the setting that is unknown or wrong."""

@@ -74,14 +74,15 @@ class Sandbox(Protocol):
         ...
 
     def upload(self, source: Path, target: str, *, mode: int | None = None) -> None:
-        """Put a host file or folder at `target` inside (parents are made). Raises InfraError `upload_failed`."""
+        """Put a host file or folder at `target` inside (parents are made; a folder is merged into an existing
+        one). Raises InfraError `upload_failed`."""
         ...
 
     def write(self, target: str, data: bytes, *, mode: int = 0o644) -> None: ...
 
     def download(self, source: str, target: Path, *, limit: int) -> bool:
         """Copy a file or folder out, at most `limit` bytes in all; never follows a link out of the sandbox and never
-        writes outside `target`. True if it was truncated. Raises NotFound when there is no such path."""
+        writes outside `target`. Works after `stop()`. True if it was truncated. Raises NotFound when there is no such path."""
         ...
 
     def stop(self) -> None:

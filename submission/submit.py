@@ -19,11 +19,11 @@ def submit(
     store: SessionStore,
     objects: ObjectStore,
     settings: Settings,
-    base: Path | None = None,
+    base: Path | dict[str, Path] | None = None,
 ) -> dict[str, list[str]]:
     """Session ids by task id. If any task is wrong, or its id is taken, nothing is enqueued (InvalidTask, Conflict).
 
-    `base` is the folder that relative sources are taken from; None refuses local sources.
+    `base` is the folder that relative sources are taken from (or one per task id); None refuses local sources.
     """
     tasks = list(tasks)
     seen: set[str] = set()
@@ -39,5 +39,6 @@ def submit(
             raise Conflict(f"task '{task.task_id}' exists already")
         seen.add(task.task_id)
         checked.append((task, backend))
-    ready = [(upload_sources(task, objects, base), backend) for task, backend in checked]
+    bases = base if isinstance(base, dict) else {t.task_id: base for t in tasks}
+    ready = [(upload_sources(task, objects, bases[task.task_id]), backend) for task, backend in checked]
     return {task.task_id: store.submit(task, backend) for task, backend in ready}

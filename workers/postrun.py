@@ -8,7 +8,7 @@ from pathlib import Path
 
 from polar.codec import compress, decompress, pack, unpack
 from polar.completion import Completion
-from polar.errors import LeaseLost, PolarError
+from polar.errors import EvaluatorError, LeaseLost, PolarError
 from polar.ids import attempt_id
 from polar.result import Evaluation, LedgerLine, SessionResult, Usage, capture_key, result_key
 from polar.sandbox import SandboxRef
@@ -77,7 +77,10 @@ def _result(ctx: Context, s: Session, task: TaskRequest, folder: Path, held: Hel
     judged = time.monotonic()
     if held.lost.is_set():
         raise LeaseLost(s.session_id)
-    apply(trajectory, evaluation)
+    try:
+        apply(trajectory, evaluation)
+    except EvaluatorError as e:  # its rewards don't fit the traces
+        evaluation = Evaluation(verdict="evaluator_error", evaluator=evaluation.evaluator, error=as_error(e, "postrun"))
     usage, _ = ctx.capture.usage(s.attempt_id)
     usage.uncaptured = report.uncaptured
     for path in sorted(folder.glob("try*/logs/*")):

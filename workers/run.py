@@ -64,15 +64,10 @@ def _attempt(ctx: Context, s: Session, task: TaskRequest, sandbox: Sandbox, held
     warm = prewarm(ctx, s, task)
     endpoint = _endpoint(ctx, s, task, sandbox, budget)
     plan = adapter.plan(task.agent, task.instruction, endpoint)
-    home = sandbox.ref.state.get("home", "/root")
     log = folder / "agent.log"
     try:
         for f in plan.files:
-            sandbox.write(
-                f.path.replace("~/", f"{home}/", 1) if f.path.startswith("~/") else f.path,
-                f.content.encode(),
-                mode=f.mode,
-            )
+            sandbox.write(f.path, f.content.encode(), mode=f.mode)
         watch = _Watch(ctx, s, held)
         result = sandbox.exec(
             plan.argv,

@@ -1,0 +1,1 @@
+"""Judges of an attempt's outcome, one file each."""

@@ -1,0 +1,58 @@
+"""Put the agent's work and then the tests into a fresh sandbox, so that what the agent made can't stand in the way."""
+
+from __future__ import annotations
+
+import posixpath
+from pathlib import Path
+
+from polar.errors import EvaluatorError
+from polar.sandbox import Sandbox
+
+# Links first (argv up to "--"): a folder that the agent replaced by a link would send the tests somewhere else.
+_CLEAR = """
+while [ "$1" != -- ]; do if [ -L "$1" ]; then rm -f -- "$1" || exit 1; fi; shift; done
+shift
+[ $# -eq 0 ] || rm -rf -- "$@"
+"""
+
+
+def inside(sandbox: Sandbox, path: str) -> str:
+    """`path` as an absolute, normal path inside."""
+    return posixpath.normpath(posixpath.join(sandbox.ref.workdir, path))
+
+
+def restore(sandbox: Sandbox, paths: list[str], artifacts: dict[str, Path]) -> list[str]:
+    """Upload what was collected from the agent's sandbox to where it came from. Returns what is missing."""
+    missing = []
+    for path in paths:
+        host = artifacts.get(path)
+        # A link on this host is no artifact, whatever it points to.
+        if host is None or host.is_symlink() or not host.exists():
+            missing.append(path)
+        else:
+            sandbox.upload(host, path)
+    return missing
+
+
+def clear(sandbox: Sandbox, targets: list[str], restored: list[str], timeout: float) -> None:
+    """Remove whatever lies at `targets`, and links among their parent folders below the restored paths."""
+    if not targets:
+        return
+    roots = [inside(sandbox, r) for r in restored]
+    full = [inside(sandbox, t) for t in targets]
+    links = list(dict.fromkeys(p for t in full for p in _parents_below(t, roots)))
+    result = sandbox.exec(["sh", "-c", _CLEAR, "clear", *links, "--", *full], timeout=timeout)
+    if result.exit_code != 0:
+        text = result.output.decode("utf-8", "replace").strip()[-500:]
+        raise EvaluatorError(f"can't clear the places of the tests: {text or result.exit_code}")
+
+
+def _parents_below(target: str, roots: list[str]) -> list[str]:
+    """Parent folders of `target` strictly below any of `roots`, from the top."""
+    out = []
+    parent = posixpath.dirname(target)
+    while parent != "/":
+        if any(parent.startswith(root.rstrip("/") + "/") for root in roots):
+            out.append(parent)
+        parent = posixpath.dirname(parent)
+    return out[::-1]
