@@ -11,8 +11,7 @@ from cli.results import load
 from polar.ids import new_id
 from polar.store.capture import CaptureStore
 from polar.task import AgentSpec, BuilderSpec, TaskRequest
-from submission.capture_only import close as close_session
-from submission.capture_only import open_session
+from submission import capture_only
 
 app = typer.Typer(no_args_is_help=True)
 Config = Annotated[str | None, typer.Option("--config")]
@@ -36,7 +35,7 @@ def open_(
         agent=AgentSpec(harness="shell", command="true", model_name=model),
         builder=BuilderSpec(strategy=builder),
     )
-    s, base_url, key = open_session(store, CaptureStore(store.redis, store.keys), settings, task)
+    s, base_url, key = capture_only.open(store, CaptureStore(store.redis, store.keys), settings, task)
     if as_json:
         return print_json({"session": s.session_id, "base_url": base_url, "api_key": key})
     out.print(f"session {s.session_id}")
@@ -52,7 +51,7 @@ def close(
     """Close a session, wait for its result, and show it."""
     _, store, objects = deployment(config)
     s = store.session(session)
-    close_session(store, session)
+    capture_only.close(store, session)
     if not store.wait([s.task_id], wait):
         err.print(f"closed; the result is not there after {wait:g} s (is a postrun worker running?)")
         raise typer.Exit(1)

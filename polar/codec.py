@@ -34,10 +34,11 @@ def from_json(data: bytes | str, typ: type[T], what: str = "request") -> T:
     """Decode and validate. Raises InvalidTask saying which field, what was found, what is allowed (`field` holds the
     path)."""
     try:
-        return msgspec.json.decode(data, type=typ, dec_hook=arrays.dec)
-    except msgspec.ValidationError as e:
-        raise _invalid(e, msgspec.json.decode(data), typ, what) from e
-    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        try:
+            return msgspec.json.decode(data, type=typ, dec_hook=arrays.dec)
+        except msgspec.ValidationError as e:
+            raise _invalid(e, msgspec.json.decode(data), typ, what) from e
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         raise InvalidTask(f"{what}: not valid JSON: {e}") from e
 
 

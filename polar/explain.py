@@ -186,7 +186,8 @@ def _found(value: Any, path: str) -> str:
 
 
 def _allowed(known: Any) -> str:
-    words = [_word(t) for t in _options(known)] if known is not None else ["another value"]
+    options = _options(known) if known is not None else ()
+    words = [_word(t) for t in sorted(options, key=lambda t: isinstance(t, mi.NoneType))] or ["another value"]
     return " or ".join(dict.fromkeys(words))
 
 
@@ -203,7 +204,7 @@ def _word(t: Any) -> str:
     if isinstance(t, mi.NoneType):
         return "null"
     if isinstance(t, mi.LiteralType):
-        return ", ".join(repr(v) for v in t.values)
+        return ", ".join(repr(v) for v in sorted(t.values, key=str))
     if isinstance(t, mi.StructType):
         return f"mapping with {', '.join(f.encode_name for f in t.fields[:12])}{', …' if len(t.fields) > 12 else ''}"
     if isinstance(t, mi.DictType):

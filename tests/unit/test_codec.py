@@ -42,7 +42,7 @@ def wrong(data: Any, typ: type = TaskRequest) -> InvalidTask:
         (
             {"runtime": {"prepare": [{"type": "exec", "comand": "x"}]}},
             "runtime.prepare[0].comand",
-            "unknown field; allowed: type, command, cwd, env, timeout_seconds, max_attempts, retry_backoff_seconds",
+            "unknown field; allowed: type, max_attempts, retry_backoff_seconds, command, cwd, env",
         ),
         (
             {"runtime": {"prepare": [{"type": "exc"}]}},
@@ -63,16 +63,7 @@ def test_a_message_names_field_found_and_allowed(change, field, message):
     e = wrong(GOOD | change)
     assert e.field == field
     expected = f"f.yaml: {field}: {message}" if field else f"f.yaml: {message}"
-    # Members of a Literal come in no promised order.
-    if "', '" in message:
-        assert sorted(_words(e.message)) >= sorted(_words(expected)) or expected in e.message
-        assert all(w in e.message for w in _words(expected))
-    else:
-        assert e.message.startswith(expected)
-
-
-def _words(text: str) -> list[str]:
-    return [w.strip(",;") for w in text.split()]
+    assert e.message.startswith(expected)
 
 
 def test_missing_and_wrong_shape():
@@ -127,7 +118,9 @@ def test_files(tmp_path):
     (tmp_path / "b.jsonl").write_text(f"{good}\n{{}}\n")
     with pytest.raises(InvalidTask, match=r"b\.jsonl:2: agent: missing"):
         load_file(tmp_path / "b.jsonl", TaskRequest)
-    (tmp_path / "c.yaml").write_text("- agent: {harness: x}\n  instruction: a\n- agent: {harness: x}\n  instruction: 3\n")
+    (tmp_path / "c.yaml").write_text(
+        "- agent: {harness: x}\n  instruction: a\n- agent: {harness: x}\n  instruction: 3\n"
+    )
     with pytest.raises(InvalidTask, match=r"c\.yaml\[1\]: instruction: found 3, allowed: text"):
         load_file(tmp_path / "c.yaml", TaskRequest)
     (tmp_path / "d.txt").write_text("")

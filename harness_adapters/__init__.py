@@ -1,0 +1,1 @@
+"""One file per agent CLI: pure functions from an agent spec and a model endpoint to a launch plan."""

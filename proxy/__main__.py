@@ -1,0 +1,62 @@
+"""`python -m proxy`: serve until SIGTERM or SIGINT, then store what is in flight and exit."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+from polar.config import Settings, load
+from polar.errors import PolarError
+from proxy import logs
+from proxy.server import Server, write_atomically
+
+
+def main() -> int:
+    cli = argparse.ArgumentParser(prog="python -m proxy", description=__doc__)
+    cli.add_argument("--config", help="polar.toml")
+    cli.add_argument("--host", default="127.0.0.1")
+    cli.add_argument("--port", type=int, default=0, help="0: any free port")
+    cli.add_argument("--socket", default="", help="also listen on this Unix socket")
+    cli.add_argument("--port-file", type=Path, help="gets the URL once the proxy is ready")
+    cli.add_argument("--admin-host", default="127.0.0.1")
+    cli.add_argument("--admin-port", type=int, help="/health and /metrics; off unless given (0: any free port)")
+    cli.add_argument("--admin-port-file", type=Path, help="gets the admin URL")
+    cli.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
+    args = cli.parse_args()
+    logs.configure(args.log_level)
+    try:
+        return asyncio.run(_serve(load(args.config), args))
+    except PolarError as e:
+        print(f"error: {e.message}", file=sys.stderr)
+        return 2
+    except OSError as e:
+        print(f"error: can't listen: {e}", file=sys.stderr)
+        return 1
+
+
+async def _serve(settings: Settings, args: argparse.Namespace) -> int:
+    server = Server(
+        settings,
+        host=args.host,
+        port=args.port,
+        socket=args.socket,
+        admin_host=args.admin_host,
+        admin_port=args.admin_port,
+    )
+    stop = asyncio.Event()
+    for sig in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(sig, stop.set)
+    await server.start()
+    for path, url in ((args.admin_port_file, server.admin_url), (args.port_file, server.url)):
+        if path is not None and url:
+            write_atomically(path, url)
+    await stop.wait()
+    await server.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""Reading a request's JSON body: limits, and what JavaScript clients really send."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from proxy.failures import CallError, bad
+
+LIMIT = 64 << 20
+READ_SECONDS = 120.0
+
+
+async def read(request: web.Request) -> dict[str, Any]:
+    """The body as an object. Raises CallError (too_large, bad_request)."""
+    if (request.content_length or 0) > LIMIT:
+        raise _too_large()
+    try:
+        async with asyncio.timeout(READ_SECONDS):
+            raw = await request.read()
+    except web.HTTPRequestEntityTooLarge as e:
+        raise _too_large() from e
+    except TimeoutError as e:
+        raise bad("the request body didn't arrive in time") from e
+    except ConnectionError:
+        raise
+    except Exception as e:  # a broken chunk or a broken compression
+        raise bad("the request body can't be read") from e
+    try:
+        body = msgspec.json.decode(raw)
+    except RecursionError as e:
+        raise bad("the JSON body is nested too deeply") from e
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        body = _lenient(raw)
+    if not isinstance(body, dict):
+        raise bad("the body must be a JSON object")
+    return body
+
+
+def _lenient(raw: bytes) -> Any:
+    """JSON with half surrogate pairs, as JavaScript writes text that was cut inside an emoji."""
+    try:
+        return _whole(json.loads(raw))
+    except RecursionError as e:
+        raise bad("the JSON body is nested too deeply") from e
+    except ValueError as e:
+        raise bad("the body is not valid JSON") from e
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [_whole(v) for v in value]
+    if isinstance(value, dict):
+        return {_whole(k): _whole(v) for k, v in value.items()}
+    return value
+
+
+def _too_large() -> CallError:
+    return CallError("too_large", f"the body is larger than {LIMIT >> 20} MiB", code="request_too_large")

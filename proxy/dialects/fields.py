@@ -1,0 +1,67 @@
+"""Reading untrusted JSON bodies: every refusal names the field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from proxy.failures import bad
+
+
+def text(body: dict[str, Any], name: str, default: str | None = None) -> str:
+    value = body.get(name, default)
+    if not isinstance(value, str):
+        raise bad(f"'{name}' must be a string, not {_kind(value)}", name)
+    return value
+
+
+def flag(body: dict[str, Any], name: str) -> bool:
+    value = body.get(name)
+    if value is None:
+        return False
+    if not isinstance(value, bool):
+        raise bad(f"'{name}' must be true or false, not {_kind(value)}", name)
+    return value
+
+
+def items(body: dict[str, Any], name: str) -> list[Any]:
+    value = body.get(name)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise bad(f"'{name}' must be a list, not {_kind(value)}", name)
+    return value
+
+
+def count(body: dict[str, Any], name: str) -> int | None:
+    value = body.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value) or value < 1:
+        raise bad(f"'{name}' must be a positive integer, not {value!r:.40}", name)
+    return int(value)
+
+
+def obj(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise bad(f"'{name}' must be an object, not {_kind(value)}", name)
+    return value
+
+
+def wishes(body: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    """Sampling wishes under neutral names; `names` maps the body's names to them. Numbers are checked, nothing obeyed."""
+    out: dict[str, Any] = {}
+    for theirs, ours in names.items():
+        value = body.get(theirs)
+        if value is None:
+            continue
+        if ours in ("temperature", "top_p", "top_k", "min_p", "seed") and (
+            isinstance(value, bool) or not isinstance(value, (int, float))
+        ):
+            raise bad(f"'{theirs}' must be a number, not {_kind(value)}", theirs)
+        out[ours] = value
+    return out
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null or missing"}
+    return names.get(type(value), "a number")

@@ -1,0 +1,1 @@
+"""Inference servers behind one small interface."""

@@ -1,0 +1,122 @@
+"""The sandbox-facing HTTP side: which dialect, which session, which action."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+from aiohttp import web
+
+from polar.errors import PolarError
+from polar.store.capture import Grant
+from proxy import body
+from proxy.delivery import Delivery, json_response
+from proxy.dialects import DIALECTS, FALLBACK
+from proxy.dialects.base import Call, Dialect, Route
+from proxy.failures import CallError, unknown_capability
+from proxy.service import Service
+
+log = logging.getLogger("polar.proxy")
+
+HEARTBEAT = 8.0
+_PREFIX = re.compile(r"^/s/([^/]*)(/.*)?$", re.S)
+_ROUTES: list[tuple[Dialect, Route, re.Pattern[str]]] = [
+    (d, r, re.compile(r.path + r"/?")) for d in DIALECTS for r in d.routes
+]
+
+
+class Front:
+    def __init__(self, service: Service, heartbeat: float = HEARTBEAT):
+        self._service = service
+        self._heartbeat = heartbeat
+
+    def app(self) -> web.Application:
+        app = web.Application(client_max_size=body.LIMIT)
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        return app
+
+    async def _handle(self, http: web.Request) -> web.StreamResponse:
+        """Every request. Whatever goes wrong is answered in the dialect's envelope."""
+        capability, path = _split(http)
+        dialect: Dialect = FALLBACK
+        try:
+            dialect, route, params = _route(http.method, path)
+            return await self._act(http, dialect, route, params, capability)
+        except CallError as e:
+            error = e
+        except PolarError as e:
+            log.error("call failed", extra={"code": e.code, "why": e.message[:300]})
+            error = CallError("internal", e.message, code=e.code)
+        except ConnectionError:
+            raise
+        except Exception:
+            log.exception("call failed")
+            error = CallError("internal", "the proxy failed to serve this call")
+        self._service.metrics.calls.labels(dialect.name, str(error.status)).inc()
+        status, text = getattr(error, "dialect", dialect).error(error)
+        return json_response(status, text, error)
+
+    async def _act(
+        self, http: web.Request, dialect: Dialect, route: Route, params: dict[str, str], capability: str | None
+    ) -> web.StreamResponse:
+        try:
+            grant = await self._service.store.grant(capability if capability is not None else _key(http))
+            if route.action in ("models", "model"):
+                return await self._models(dialect, params, grant)
+            call = Call(params=params, query=dict(http.query))
+            request = dialect.parse(await body.read(http), call)
+            if route.action == "count":
+                return json_response(200, dialect.counted(await self._service.count(grant, request)))
+            generation = await self._service.generate(grant, request, dialect.name)
+        except CallError as e:
+            e.dialect = dialect  # type: ignore[attr-defined]
+            raise
+        response = await Delivery(http, dialect, generation, request, self._service.metrics).run(self._heartbeat)
+        self._service.metrics.calls.labels(dialect.name, str(response.status)).inc()
+        return response
+
+    async def _models(self, dialect: Dialect, params: dict[str, str], grant: Grant) -> web.Response:
+        await self._service.store.check_open(grant)
+        table = self._service.table
+        if "model" in params:
+            return json_response(200, dialect.model(table.card(params["model"], grant.model)))
+        return json_response(200, dialect.models(table.cards(grant.model)))
+
+
+def _split(http: web.Request) -> tuple[str | None, str]:
+    """(capability or None, path behind it)."""
+    path = http.path
+    if m := _PREFIX.match(path):
+        return m[1], m[2] or "/"
+    return None, path
+
+
+def _route(method: str, path: str) -> tuple[Dialect, Route, dict[str, str]]:
+    other: Dialect | None = None
+    for dialect, route, pattern in _ROUTES:
+        if m := pattern.fullmatch(path):
+            if route.method == method:
+                return dialect, route, m.groupdict()
+            other = dialect
+    if other is not None:
+        raise _with(other, CallError("method_not_allowed", f"{method} is not allowed here", code="method_not_allowed"))
+    # The path is the caller's own; still it isn't echoed, for it may hold what it shouldn't.
+    raise CallError("not_found", "unknown path", code="unknown_path")
+
+
+def _with(dialect: Dialect, error: CallError) -> CallError:
+    error.dialect = dialect  # type: ignore[attr-defined]
+    return error
+
+
+def _key(http: web.Request) -> str:
+    """The capability as the API key of whatever provider the client believes in."""
+    headers: Any = http.headers
+    scheme, _, token = headers.get("Authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and token.strip():
+        return token.strip()
+    for name in ("x-api-key", "x-goog-api-key"):
+        if value := headers.get(name, "").strip():
+            return value
+    raise unknown_capability()

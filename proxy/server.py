@@ -1,0 +1,99 @@
+"""Listening: the sandbox plane on TCP and a Unix socket, and a small admin plane apart from it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from aiohttp import web
+
+from polar.config import Settings
+from proxy.http import HEARTBEAT, Front
+from proxy.service import Service
+
+
+class Server:
+    """A running proxy. `url` and `admin_url` are known after start()."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        socket: str = "",
+        admin_host: str = "127.0.0.1",
+        admin_port: int | None = None,
+        heartbeat: float = HEARTBEAT,
+    ):
+        self.service = Service(settings)
+        self._front = Front(self.service, heartbeat)
+        self._where = (host, port, socket, admin_host, admin_port)
+        self._runners: list[web.AppRunner] = []
+        self.url = ""
+        self.admin_url = ""
+
+    async def start(self) -> None:
+        await self.service.start()
+        host, port, socket, admin_host, admin_port = self._where
+        # Handlers are cancelled when their client goes away: that is how a generation learns of it. An access log would
+        # hold capabilities.
+        runner = web.AppRunner(
+            self._front.app(), handler_cancellation=True, access_log=None, keepalive_timeout=75, shutdown_timeout=2.0
+        )
+        await runner.setup()
+        self._runners.append(runner)
+        site = web.TCPSite(runner, host, port, backlog=1024)
+        await site.start()
+        self.url = _url(host, _port(site))
+        if socket:
+            Path(socket).parent.mkdir(parents=True, exist_ok=True)
+            await web.UnixSite(runner, socket, backlog=1024).start()
+            os.chmod(socket, 0o666)  # agents run as any user; the capability is the key, not the file's mode
+        if admin_port is not None:
+            admin = web.AppRunner(self._admin(), access_log=None)
+            await admin.setup()
+            self._runners.append(admin)
+            admin_site = web.TCPSite(admin, admin_host, admin_port)
+            await admin_site.start()
+            self.admin_url = _url(admin_host, _port(admin_site))
+
+    async def stop(self) -> None:
+        """Stop listening, store what is in flight, close."""
+        for runner in self._runners:
+            for site in list(runner.sites):
+                await site.stop()
+        await self.service.stop()
+        for runner in self._runners:
+            await runner.cleanup()
+
+    def _admin(self) -> web.Application:
+        async def health(_: web.Request) -> web.Response:
+            redis = await self.service.redis_up()
+            ok = redis and not self.service.draining
+            state = {"status": "ok" if ok else "unavailable", "store": redis, "draining": self.service.draining}
+            return web.json_response(state, status=200 if ok else 503)
+
+        async def metrics(_: web.Request) -> web.Response:
+            headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+            return web.Response(body=self.service.metrics.text(), headers=headers)
+
+        app = web.Application()
+        app.router.add_get("/health", health)
+        app.router.add_get("/metrics", metrics)
+        return app
+
+
+def _port(site: web.TCPSite) -> int:
+    return site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+
+
+def _url(host: str, port: int) -> str:
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port}"
+
+
+def write_atomically(path: Path, text: str) -> None:
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)

@@ -1,0 +1,150 @@
+"""The proxy without HTTP: capabilities in, generations out, and the background work around them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from polar.config import Settings
+from polar.ids import new_id
+from polar.store.capture import AsyncCapture, Grant
+from polar.store.connection import connect_async
+from polar.store.keys import Keys
+from proxy.attempt import Attempts
+from proxy.failures import gone, unavailable
+from proxy.generation import Generation
+from proxy.linking import request_hash
+from proxy.metrics import Metrics
+from proxy.neutral import Request
+from proxy.store import ERRORS, Store
+from proxy.table import Table
+
+log = logging.getLogger("polar.proxy")
+
+BEAT_SECONDS = 3.0
+
+
+class Service:
+    def __init__(self, settings: Settings):
+        self.settings = settings
+        self.id = new_id("proxy")
+        self.table = Table(settings)
+        self.attempts = Attempts()
+        self.metrics = Metrics()
+        self.draining = False
+        self._stopped = False
+        self._tasks: list[asyncio.Task] = []
+        self._running: dict[asyncio.Task, Generation] = {}
+
+    async def start(self) -> None:
+        """Load the models, then begin the background work. Redis may come later."""
+        await self.table.open()
+        # The client's own retries would run a script twice whose answer was lost; Store knows which may be repeated.
+        self._redis = connect_async(self.settings.store_url, retry=Retry(NoBackoff(), 0))
+        self._capture = AsyncCapture(self._redis, Keys(self.settings.namespace), self.id)
+        self.store = Store(self._capture)
+        await self._quietly(self._capture.beat)
+        self._tasks = [asyncio.create_task(self._beat()), asyncio.create_task(self._revocations())]
+
+    async def stop(self, timeout: float = 25.0) -> None:
+        """Abort what is in flight, store what was sampled of it, let go of everything."""
+        self.draining = True
+        for generation in self._running.values():
+            generation.cancel("the proxy is shutting down")
+        if self._running:
+            await asyncio.wait(set(self._running), timeout=timeout)
+        await self.store.flush(timeout)
+        self._stopped = True
+        left = set(self._tasks)
+        while left:  # a client library may swallow a cancellation; the loops end at the flag then
+            for t in left:
+                t.cancel()
+            _, left = await asyncio.wait(left, timeout=0.2)
+        await self.table.close()
+        await self._redis.aclose()
+
+    async def redis_up(self) -> bool:
+        try:
+            return bool(await self._redis.ping())
+        except ERRORS:
+            return False
+
+    async def generate(self, grant: Grant, request: Request, dialect: str) -> Generation:
+        """The generation that answers the request, begun or joined; the caller listens to it already."""
+        if self.draining:
+            raise unavailable("the proxy is shutting down")
+        attempt = self.attempts.get(grant.attempt_id)
+        if attempt.closed:
+            raise gone()
+        flying = attempt.generations.get(request_hash(dialect, request))
+        if flying is not None and not flying.cancelled:
+            flying.listen()
+            log.info("joined", extra={"session": grant.session_id, "completion": flying.id})
+            try:
+                await self.store.check_open(grant)
+            except BaseException:
+                flying.leave()
+                raise
+            return flying
+        served = self.table.pick(request.model, grant.model)
+        generation = Generation(self, grant, served, attempt, request, dialect)
+        generation.listen()
+        attempt.generations[generation.request_hash] = generation
+        task = asyncio.create_task(generation.run())
+        self._running[task] = generation
+        self.metrics.generating.set(len(self._running))
+        task.add_done_callback(self._finished)
+        return generation
+
+    async def count(self, grant: Grant, request: Request) -> int:
+        """Tokens of the request's prompt, rendered in full."""
+        await self.store.check_open(grant)
+        served = self.table.pick(request.model, grant.model)
+        ids: np.ndarray = await served.codec.render(request.messages, request.tools)
+        return len(ids)
+
+    def _finished(self, task: asyncio.Task) -> None:
+        del self._running[task]
+        self.metrics.generating.set(len(self._running))
+
+    def revoke(self, attempt_id: str) -> None:
+        attempt = self.attempts.peek(attempt_id)
+        if attempt is None:
+            return
+        attempt.closed = True
+        for generation in list(attempt.generations.values()):
+            generation.cancel("the session has ended")
+        self.attempts.drop(attempt_id)
+
+    async def _beat(self) -> None:
+        while not self._stopped:
+            await self._quietly(self._capture.beat)
+            await asyncio.sleep(BEAT_SECONDS)
+
+    async def _revocations(self) -> None:
+        """Follow the stream of ended attempts. Its place is kept over lost connections, so none is missed."""
+        after = ""
+        while not self._stopped:
+            try:
+                if not after:
+                    # `$` would mean another "now" with every call, and miss what came between two of them.
+                    last: Any = await self._redis.xrevrange(self._capture.keys.revoked, count=1)
+                    after = last[0][0].decode() if last else "0-0"
+                after, ended = await self._capture.revocations(after)
+                for attempt_id in ended:
+                    self.revoke(attempt_id)
+            except ERRORS as e:
+                log.warning("revocations interrupted", extra={"why": type(e).__name__})
+                await asyncio.sleep(0.5)
+
+    async def _quietly(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except ERRORS as e:
+            log.warning("store not reachable", extra={"why": type(e).__name__})

@@ -1,0 +1,1 @@
+"""Sandbox back-ends behind polar.sandbox: `docker`, and `local` for machines without a container engine."""

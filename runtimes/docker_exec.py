@@ -1,0 +1,165 @@
+"""One command in a running container: its streams over the engine's hijacked connection."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import ssl
+import time
+from typing import Any
+
+from docker.errors import NotFound
+
+from polar.errors import InfraError
+from runtimes.docker_engine import Engine, translated
+from runtimes.output import Output
+from runtimes.watch import Watch
+
+CHUNK = 1 << 16
+QUIET = 5.0  # seconds without output after which the engine is asked whether the command still runs
+# Failures that are the command's own, though the engine reports them.
+_OWN = (("executable file not found", 127), ("no such file or directory", 127), ("permission denied", 126))
+
+
+class Frames:
+    """The engine's multiplexed stream: 8 bytes of header (stream, three zeros, length), then the payload."""
+
+    def __init__(self, output: Output):
+        self._output = output
+        self._buffer = bytearray()
+        self._left = 0
+
+    def feed(self, data: bytes) -> None:
+        self._buffer += data
+        while self._buffer:
+            if self._left:
+                part = bytes(self._buffer[: self._left])
+                del self._buffer[: len(part)]
+                self._left -= len(part)
+                self._output.feed(part)
+            elif len(self._buffer) < 8:
+                return
+            else:
+                self._left = int.from_bytes(self._buffer[4:8], "big")
+                del self._buffer[:8]
+
+
+def run(
+    engine: Engine,
+    container: str,
+    argv: list[str],
+    *,
+    env: dict[str, str],
+    cwd: str,
+    user: str,
+    stdin: bytes | None,
+    watch: Watch,
+    output: Output,
+) -> int | None:
+    """Its exit code, or None when `watch` expired: then it still runs. Raises InfraError, or NotFound without container."""
+    with engine.call() as api:
+        made = api.exec_create(container, argv, stdin=stdin is not None, environment=env, workdir=cwd, user=user or "")
+        # The SDK's own way to this connection loses what came in one packet with the headers.
+        response = api._post_json(
+            api._url("/exec/{0}/start", made["Id"]),
+            headers={"Connection": "Upgrade", "Upgrade": "tcp"},
+            data={"Tty": False, "Detach": False},
+            stream=True,
+        )
+        api._raise_for_status(response)
+    try:
+        with translated("exec_failed"):
+            ended = _pump(engine, made["Id"], response, stdin, watch, Frames(output))
+    finally:
+        response.close()
+    if not ended:
+        return None
+    code, started = _exit_code(engine, made["Id"])
+    if not started and code != 0:
+        return _engine_failure(output.tail.decode("utf-8", "replace").strip())
+    return code
+
+
+def _pump(engine: Engine, exec_id: str, response: Any, stdin: bytes | None, watch: Watch, frames: Frames) -> bool:
+    reader = response.raw._fp.fp
+    sock = reader.raw._sock
+    sock.setblocking(False)
+    if early := reader.peek():
+        frames.feed(reader.read(len(early)))
+    pending = memoryview(stdin or b"")
+    writing = stdin is not None
+    heard = time.monotonic()
+    while not watch.expired():
+        ready, writable, _ = _select(sock, writing, watch.wait())
+        if writable and writing:
+            pending, writing = _send(sock, pending)
+        if ready:
+            heard = time.monotonic()
+            data = _receive(sock)
+            if data == b"":
+                return True
+            frames.feed(data or b"")
+        elif time.monotonic() - heard > QUIET:
+            # Some engines hold the stream open for a child that the command left behind.
+            heard = time.monotonic()
+            with engine.call() as api:
+                if not api.exec_inspect(exec_id)["Running"]:
+                    return True
+    return False
+
+
+def _select(sock: Any, writing: bool, wait: float) -> tuple[bool, bool, bool]:
+    if isinstance(sock, ssl.SSLSocket) and sock.pending():
+        wait = 0.0
+        _, w, _ = select.select([], [sock] if writing else [], [], 0)
+        return True, bool(w), False
+    r, w, _ = select.select([sock], [sock] if writing else [], [], wait)
+    return bool(r), bool(w), False
+
+
+def _receive(sock: Any) -> bytes | None:
+    """b"" at the end, None if there is nothing now."""
+    try:
+        return sock.recv(CHUNK)
+    except (BlockingIOError, ssl.SSLWantReadError):
+        return None
+    except ConnectionResetError:
+        return b""
+
+
+def _send(sock: Any, pending: memoryview) -> tuple[memoryview, bool]:
+    """What is left, and whether there is more to do: the end of the input must be told too."""
+    try:
+        pending = pending[sock.send(pending[:CHUNK]) :] if pending else pending
+    except (BlockingIOError, ssl.SSLWantWriteError):
+        return pending, True
+    except OSError:  # the command doesn't read its input
+        return memoryview(b""), False
+    if pending:
+        return pending, True
+    with contextlib.suppress(OSError):
+        sock.shutdown(1)
+    return pending, False
+
+
+def _exit_code(engine: Engine, exec_id: str) -> tuple[int, bool]:
+    """And whether the command ever was a process: what it prints can't pass for a failure of the engine's."""
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            with engine.call() as api:
+                state = api.exec_inspect(exec_id)
+        except NotFound as e:
+            raise InfraError("the container went away while a command ran", code="exec_failed") from e
+        if not state["Running"] and state["ExitCode"] is not None:
+            return int(state["ExitCode"]), bool(state["Pid"])
+        if time.monotonic() > deadline:
+            raise InfraError("the engine doesn't tell how the command ended", code="exec_failed")
+        time.sleep(0.02)
+
+
+def _engine_failure(text: str) -> int:
+    for words, code in _OWN:
+        if words in text:
+            return 126 if "chdir to cwd" in text else code
+    raise InfraError(f"Docker engine: {text[-300:]}", code="exec_failed")

@@ -1,0 +1,308 @@
+"""One sandbox of the `docker` runtime: a container whose first process only waits."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import posixpath
+import secrets
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from docker.errors import APIError
+from docker.errors import NotFound as EngineNotFound
+
+from polar.errors import InfraError, NotFound
+from polar.sandbox import ExecResult, ProxyEndpoint, SandboxRef
+from runtimes import docker_bridge, docker_exec, netns, procs, tree
+from runtimes.docker_engine import Engine, ignore
+from runtimes.output import Output
+from runtimes.paths import inside
+from runtimes.watch import Watch
+
+log = logging.getLogger("polar.docker")
+
+EXEC_MARK = "POLAR_EXEC"
+TRANSFER_TIMEOUT = 600.0  # seconds for one upload or download
+_SPOOL = 8 << 20  # bytes of an upload kept in memory
+_MOUNTED = ("/dev", "/proc", "/sys")  # the engine says yes to uploads there, and they vanish
+_LINKS = 10
+_SYMLINK = 1 << 27  # in the mode that the engine tells
+
+
+class DockerSandbox:
+    def __init__(self, engine: Engine, ref: SandboxRef):
+        self.ref = ref
+        self._engine = engine
+        state = ref.state
+        self._user = state.get("user", "")
+        self._owner = (int(state.get("uid", "0")), int(state.get("gid", "0")))
+        self._proxy = (
+            ProxyEndpoint(url=state["proxy_url"], socket=state.get("proxy_socket") or None)
+            if "bridge" in state
+            else None
+        )
+
+    # -- commands
+
+    def exec(
+        self,
+        argv: list[str] | str,
+        *,
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        stdin: bytes | None = None,
+        timeout: float,
+        log: Path | None = None,
+        output_limit: int = 64 * 1024,
+        log_limit: int = 16 * 1024 * 1024,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> ExecResult:
+        watch = Watch(timeout, cancelled)
+        output = Output(output_limit, log, log_limit)
+        mark = secrets.token_hex(12)
+        command = ["sh", "-c", argv] if isinstance(argv, str) else argv
+        try:
+            with self._existing(), self._reachable() as pid:
+                begun = procs.ticks_now()
+                try:
+                    code = docker_exec.run(
+                        self._engine,
+                        self.ref.handle,
+                        command,
+                        env={**(env or {}), EXEC_MARK: mark},
+                        cwd=inside(self.ref, cwd or ""),
+                        user=self._user,
+                        stdin=stdin,
+                        watch=watch,
+                        output=output,
+                    )
+                except BaseException:
+                    with contextlib.suppress(InfraError, EngineNotFound):
+                        self._kill(pid, mark, begun)
+                    raise
+                if code is None:
+                    self._kill(pid, mark, begun)
+        finally:
+            output.close()
+        return ExecResult(
+            exit_code=code,
+            timed_out=watch.timed_out,
+            cancelled=watch.was_cancelled,
+            output=output.tail,
+            output_bytes=output.total,
+            seconds=watch.seconds,
+        )
+
+    @contextlib.contextmanager
+    def _existing(self) -> Iterator[None]:
+        try:
+            yield
+        except EngineNotFound as e:
+            raise InfraError(f"container {self.ref.handle[:12]} is gone", code="exec_failed") from e
+
+    @contextlib.contextmanager
+    def _reachable(self) -> Iterator[int]:
+        """A running container (a stopped one starts anew, without the processes it had) that reaches the proxy; gives
+        the pid of its first process."""
+        pid = self._running()
+        bridge = self.ref.state.get("bridge")
+        if bridge == docker_bridge.NAMESPACE and self._proxy:
+            with docker_bridge.opened(self.ref.handle, pid, self._proxy):
+                yield pid
+            return
+        if bridge == docker_bridge.RELAY and self._proxy and self._proxy.socket:
+            self.start_relay(self._proxy.socket)
+        yield pid
+
+    def _running(self) -> int:
+        with self._engine.call() as api:
+            state = api.inspect_container(self.ref.handle)["State"]
+            if not state["Running"]:
+                api.start(self.ref.handle)
+                state = api.inspect_container(self.ref.handle)["State"]
+        return int(state["Pid"])
+
+    def start_relay(self, socket_path: str) -> None:
+        output = Output(4096, None, 0)
+        code = docker_exec.run(
+            self._engine,
+            self.ref.handle,
+            docker_bridge.relay_command(socket_path),
+            env={},
+            cwd="/",
+            user="0:0",  # the agent shall not end it, and the socket is a host user's,
+            stdin=None,
+            watch=Watch(30, None),
+            output=output,
+        )
+        if code == 3:
+            raise InfraError(
+                "the image has neither python3 nor socat, and only with one of them can the proxy be brought inside here",
+                code="runtime_create_failed",
+                retryable=False,
+            )
+        if code != 0:
+            text = output.tail.decode("utf-8", "replace").strip()
+            raise InfraError(f"the relay to the proxy doesn't start: {text or code}", code="exec_failed")
+
+    def _kill(self, pid: int, mark: str, begun: int) -> None:
+        """End what a command started: all that began in the container since it did and isn't another command's. Where
+        the processes can't be seen, or resist, everything in the container is ended; its files stay."""
+        if docker_bridge.may_enter() and netns.is_container(pid, self.ref.handle):
+            space, entry = procs.namespace(pid, "pid"), f"{EXEC_MARK}={mark}".encode()
+
+            def ours(all: dict[int, procs.Proc]) -> set[int]:
+                return {
+                    p.pid
+                    for p in all.values()
+                    if p.start >= begun and procs.namespace(p.pid, "pid") == space and not _others(p.pid, entry)
+                }
+
+            if space and procs.kill_all(ours, timeout=3):
+                return
+        self.stop()
+        self._running()
+
+    # -- files
+
+    def upload(self, source: Path, target: str, *, mode: int | None = None) -> None:
+        def fill(tar: tarfile.TarFile, name: str) -> None:
+            tar.add(source, arcname=name, filter=lambda m: self._own(m, mode))
+
+        self._put(target, fill)
+
+    def write(self, target: str, data: bytes, *, mode: int = 0o644) -> None:
+        def fill(tar: tarfile.TarFile, name: str) -> None:
+            info = tarfile.TarInfo(name)
+            info.size, info.mtime = len(data), int(time.time())
+            tar.addfile(cast(tarfile.TarInfo, self._own(info, mode)), io.BytesIO(data))
+
+        self._put(target, fill)
+
+    def give(self, folder: str) -> None:
+        """Make `folder` the user's own."""
+
+        def fill(tar: tarfile.TarFile, name: str) -> None:
+            info = tarfile.TarInfo(name)
+            info.type, info.mode = tarfile.DIRTYPE, 0o755
+            tar.addfile(cast(tarfile.TarInfo, self._own(info, None)))
+
+        self._put(folder, fill, parents=False)
+
+    def _own(self, info: tarfile.TarInfo, mode: int | None) -> tarfile.TarInfo | None:
+        info.uid, info.gid = self._owner
+        info.uname = info.gname = ""
+        if mode is not None and info.isreg():
+            info.mode = mode
+        info.mode &= 0o1777
+        return info
+
+    def _put(self, target: str, fill: Callable[[tarfile.TarFile, str], None], *, parents: bool = True) -> None:
+        path = posixpath.normpath(inside(self.ref, target))
+        if any(path == m or path.startswith(m + "/") for m in _MOUNTED) or path == "/":
+            raise InfraError(f"can't write to '{path}'", code="upload_failed", retryable=False)
+        try:
+            with tempfile.SpooledTemporaryFile(max_size=_SPOOL) as spool:
+                with tarfile.open(fileobj=spool, mode="w") as tar:
+                    fill(tar, path.lstrip("/"))
+                spool.seek(0)
+                if self._owner[0] and parents:
+                    self._make_parent(posixpath.dirname(path))
+                with self._engine.call(timeout=TRANSFER_TIMEOUT, code="upload_failed") as api:
+                    api.put_archive(self.ref.handle, "/", spool)
+        except EngineNotFound as e:
+            raise InfraError(f"container {self.ref.handle[:12]} is gone", code="upload_failed") from e
+        except OSError as e:
+            raise InfraError(f"can't upload to '{target}': {e}", code="upload_failed") from e
+
+    def _make_parent(self, folder: str) -> None:
+        """Folders that the engine makes by itself would be root's."""
+        done = self.exec(["mkdir", "-p", folder], cwd="/", timeout=30)
+        if done.exit_code != 0:
+            text = done.output.decode("utf-8", "replace").strip()
+            raise InfraError(f"can't make '{folder}': {text}", code="upload_failed", retryable=False)
+
+    def download(self, source: str, target: Path, *, limit: int) -> bool:
+        path = inside(self.ref, source)
+        try:
+            with self._engine.call(timeout=TRANSFER_TIMEOUT, code="artifact_failed") as api:
+                for _ in range(_LINKS):
+                    chunks, stat = api.get_archive(self.ref.handle, path, chunk_size=1 << 18)
+                    try:
+                        if not stat["mode"] & _SYMLINK:
+                            with tarfile.open(fileobj=cast(BinaryIO, _Reader(chunks)), mode="r|") as tar:
+                                return tree.write_tree(tree.from_tar(tar), target, limit)
+                    finally:
+                        chunks.close()
+                    # Resolved by the engine, within the container.
+                    path = stat["linkTarget"] or path
+        except EngineNotFound:
+            pass
+        except (OSError, tarfile.TarError) as e:
+            raise InfraError(f"can't download '{source}': {e}", code="artifact_failed") from e
+        raise NotFound(f"no '{source}' in the sandbox")
+
+    # -- the end
+
+    def stop(self) -> None:
+        """The kernel ends all processes of the container with its first one."""
+        try:
+            with self._engine.call() as api:
+                try:
+                    api.kill(self.ref.handle)
+                except APIError as e:
+                    ignore(e, 409)  # it doesn't run
+                deadline = time.monotonic() + 15
+                while api.inspect_container(self.ref.handle)["State"]["Running"]:
+                    if time.monotonic() > deadline:
+                        raise InfraError(f"container {self.ref.handle[:12]} can't be stopped", code="exec_failed")
+                    time.sleep(0.05)
+        except EngineNotFound:
+            pass
+
+    def destroy(self) -> None:
+        with contextlib.suppress(EngineNotFound), self._engine.call() as api:
+            try:
+                api.remove_container(self.ref.handle, force=True, v=True)
+            except APIError as e:
+                ignore(e, 404, 409)  # somebody else is at it
+
+
+def _others(pid: int, entry: bytes) -> bool:
+    """Does the process belong to another command than `entry` marks? One without a mark doesn't."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as f:
+            marks = [e for e in f.read().split(b"\0") if e.startswith(EXEC_MARK.encode() + b"=")]
+    except OSError:
+        return False
+    return bool(marks) and entry not in marks
+
+
+class _Reader(io.RawIOBase):
+    """A file over an iterator of chunks."""
+
+    def __init__(self, chunks: Iterator[bytes]):
+        self._chunks = chunks
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        parts: list[bytes] = []
+        left = size if size >= 0 else 1 << 62
+        while left > 0:
+            if not self._rest:
+                self._rest = next(self._chunks, b"")
+                if not self._rest:
+                    break
+            part, self._rest = self._rest[:left], self._rest[left:]
+            parts.append(part)
+            left -= len(part)
+        return b"".join(parts)

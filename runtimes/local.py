@@ -1,0 +1,197 @@
+"""The `local` runtime: a folder per sandbox on this host, its commands inside bubblewrap where that works.
+
+Without bubblewrap (`isolation: none`, or `auto` on a machine that has none) commands run as ordinary processes of this
+host: UNSANDBOXED. Nothing but their clean-up is promised then.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from polar.codec import from_json, to_json
+from polar.config import Settings
+from polar.errors import InfraError, PolarError, UnsupportedSpec
+from polar.ids import is_id, new_id
+from polar.sandbox import ProxyEndpoint, SandboxRef
+from polar.task import RuntimeSpec
+from runtimes import bwrap, forward
+from runtimes.local_sandbox import LocalSandbox, Record, mount_points
+from runtimes.options import check_volumes, read_options, refuse
+
+log = logging.getLogger("polar.local")
+
+Isolation = Literal["auto", "bwrap", "none"]
+Count = Annotated[int, Meta(ge=1)]
+
+
+class Rlimits(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
+    """Limits of each single process, not of the sandbox: a guard against accidents."""
+
+    address_space_mb: Count | None = None
+    file_size_mb: Count | None = None
+    open_files: Count | None = None
+    cpu_seconds: Count | None = None
+
+
+class Options(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
+    isolation: Isolation = "auto"
+    rlimits: Rlimits = field(default_factory=Rlimits)
+
+
+class LocalRuntime:
+    name = "local"
+
+    def __init__(self, settings: Settings):
+        self.data_dir = Path(settings.data_dir).resolve()
+        self.root = self.data_dir / "sandboxes"
+
+    def check(self, spec: RuntimeSpec) -> None:
+        self._options(spec)
+
+    def _options(self, spec: RuntimeSpec) -> Options:
+        options = read_options(spec, Options, self.name)
+        refuse(
+            spec,
+            self.name,
+            image="local sandboxes have no images",
+            gpus="it sees no devices",
+            cpus="it has no control groups",
+            memory_mb="it has no control groups; options.rlimits.address_space_mb bounds each single process",
+            pids="it has no control groups",
+        )
+        check_volumes(spec, str(self.data_dir))
+        if options.isolation == "none":
+            _check_plain(spec, "with isolation 'none'")
+        else:
+            mount_points(spec)
+        return options
+
+    def available(self) -> tuple[bool, str]:
+        found = bwrap.find()
+        if isinstance(found, str):
+            return True, f"UNSANDBOXED processes (no bubblewrap: {found})"
+        return True, f"bubblewrap {found.version}"
+
+    def create(
+        self, spec: RuntimeSpec, *, labels: dict[str, str], proxy: ProxyEndpoint | None, timeout: float
+    ) -> LocalSandbox:
+        options = self._options(spec)
+        boxed = self._boxed(spec, options)
+        sandbox_id = new_id("sandbox")
+        folder = self.root / sandbox_id
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            os.chmod(self.root, 0o700)
+            record = self._record(spec, options, boxed, sandbox_id, labels, proxy)
+            # The record comes first: whatever exists of a sandbox can be found by its labels.
+            self._save(sandbox_id, record)
+            sandbox = LocalSandbox(self, record)
+            sandbox.make()
+            return sandbox
+        except OSError as e:
+            try:
+                LocalSandbox(self, Record(ref=_bare(sandbox_id, labels))).destroy()
+            except PolarError as left:
+                log.warning("half-made sandbox %s: %s", folder, left)
+            raise InfraError(f"can't make a sandbox in '{folder}': {e}", code="runtime_create_failed") from e
+
+    def _boxed(self, spec: RuntimeSpec, options: Options) -> bool:
+        if options.isolation == "none":
+            return False
+        found = bwrap.find()
+        if isinstance(found, bwrap.Bwrap):
+            return True
+        if options.isolation == "bwrap":
+            raise InfraError(
+                f"bubblewrap doesn't work on this machine: {found}", code="runtime_create_failed", retryable=False
+            )
+        _check_plain(spec, "on a machine without bubblewrap")
+        return False
+
+    def _record(
+        self,
+        spec: RuntimeSpec,
+        options: Options,
+        boxed: bool,
+        sandbox_id: str,
+        labels: dict[str, str],
+        proxy: ProxyEndpoint | None,
+    ) -> Record:
+        files = str(self.root / sandbox_id / "fs")
+        proxied = proxy if spec.network != "none" else None
+        bridged = boxed and spec.network == "proxy-only" and proxied is not None
+        ref = SandboxRef(
+            backend=self.name,
+            handle=sandbox_id,
+            proxy_url="" if proxied is None else forward.INSIDE_URL if bridged else proxied.url.rstrip("/"),
+            workdir=(spec.workdir or "/work") if boxed else f"{files}/work",
+            labels=dict(labels),
+            state={
+                "home": bwrap.HOME if boxed else files + bwrap.HOME,
+                "isolation": "bwrap" if boxed else "none",
+            },
+        )
+        if not boxed:
+            log.warning("sandbox %s is UNSANDBOXED: its commands run as ordinary processes of this host", sandbox_id)
+        return Record(
+            ref=ref,
+            env=spec.env,
+            network=spec.network,
+            proxy=proxied if bridged else None,
+            volumes=spec.volumes,
+            mounts=list(mount_points(spec)) if boxed else [],
+            rlimits={k: v for k, v in msgspec.to_builtins(options.rlimits).items() if v is not None},
+        )
+
+    def attach(self, ref: SandboxRef) -> LocalSandbox:
+        return LocalSandbox(self, self._load(ref.handle) or Record(ref=ref))
+
+    def list(self, labels: dict[str, str]) -> list[SandboxRef]:
+        if not self.root.is_dir():
+            return []
+        out = []
+        for path in sorted(self.root.glob("*.json")):
+            record = self._load(path.stem)
+            if record and labels.items() <= record.ref.labels.items():
+                out.append(record.ref)
+        return out
+
+    def record_path(self, sandbox_id: str) -> Path:
+        if not is_id(sandbox_id):
+            raise InfraError(f"'{sandbox_id}' is no handle of a local sandbox", code="exec_failed", retryable=False)
+        return self.root / f"{sandbox_id}.json"
+
+    def _save(self, sandbox_id: str, record: Record) -> None:
+        path = self.record_path(sandbox_id)
+        temp = path.with_name(f".{sandbox_id}.new")
+        with open(os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
+            f.write(to_json(record))
+        os.replace(temp, path)
+
+    def _load(self, sandbox_id: str) -> Record | None:
+        path = self.record_path(sandbox_id)
+        try:
+            return from_json(path.read_bytes(), Record, str(path))
+        except FileNotFoundError:
+            return None
+
+
+def _check_plain(spec: RuntimeSpec, when: str) -> None:
+    """What ordinary processes can't be given. Their network is the host's: `proxy-only`, the default, is passed over
+    with a warning, but who asks for `none` must get it."""
+    if spec.network == "none":
+        raise UnsupportedSpec(f"runtime.network: the 'local' runtime can't keep 'none' {when}")
+    if spec.workdir:
+        raise UnsupportedSpec(f"runtime.workdir: the 'local' runtime can't place it at '{spec.workdir}' {when}")
+    for i, v in enumerate(spec.volumes):
+        raise UnsupportedSpec(f"runtime.volumes[{i}]: the 'local' runtime can't mount '{v.source}' {when}")
+
+
+def _bare(sandbox_id: str, labels: dict[str, str]) -> SandboxRef:
+    return SandboxRef(backend="local", handle=sandbox_id, proxy_url="", workdir="", labels=labels)

@@ -1,0 +1,191 @@
+"""What is special about `docker`: images, users, the relay, clean-up without sight of the processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import docker
+import pytest
+
+from polar.config import Settings
+from polar.errors import InfraError, UnsupportedSpec
+from polar.sandbox import ProxyEndpoint
+from polar.task import RuntimeSpec
+from runtimes import docker_bridge
+from runtimes.docker import LABEL_REF, DockerRuntime
+from tests.runtimes.conftest import IMAGE, REPOSITORY, docker_missing, ensure_image, running, unique
+from tests.runtimes.test_conformance import RUNAWAYS, get
+
+BARE = "polar-sandbox:test-bare"  # no python, no socat
+
+
+@pytest.fixture
+def runtime(tmp_path) -> Iterator[DockerRuntime]:
+    if why := docker_missing():
+        pytest.skip(why)
+    ensure_image()
+    made = DockerRuntime(Settings(data_dir=str(tmp_path / "data")))
+    yield made
+    for ref in made.list({"polar.test": "docker"}):
+        made.attach(ref).destroy()
+
+
+def create(runtime, proxy=None, **fields):
+    spec = RuntimeSpec(**{"image": IMAGE, **fields})
+    return runtime.create(spec, labels={"polar.test": "docker"}, proxy=proxy, timeout=60)
+
+
+pytestmark = pytest.mark.docker
+
+
+def test_missing_image(runtime):
+    with pytest.raises(InfraError, match="polar-sandbox:no-such") as e:
+        create(runtime, image="polar-sandbox:no-such")
+    assert (e.value.code, e.value.retryable) == ("image_missing", False)
+    with pytest.raises(InfraError) as e:  # a registry that doesn't answer may do so later
+        create(runtime, image="127.0.0.1:1/no/such:image", options={"pull": True})
+    assert (e.value.code, e.value.retryable) == ("runtime_create_failed", True)
+    assert runtime.list({"polar.test": "docker"}) == []
+
+
+def test_an_image_is_needed(runtime):
+    with pytest.raises(UnsupportedSpec, match=r"runtime\.image"):
+        runtime.check(RuntimeSpec())
+
+
+def test_a_creation_that_fails_leaves_nothing(runtime, tmp_path):
+    from polar.task import Volume
+
+    with pytest.raises(InfraError) as e:
+        create(runtime, volumes=[Volume(source=str(tmp_path / "missing"), target="/v")])
+    assert e.value.code == "runtime_create_failed"
+    with pytest.raises(InfraError) as e:
+        create(runtime, options={"user": "nobody-of-that-name"})
+    assert e.value.code == "runtime_create_failed"
+    with pytest.raises(InfraError, match="no time left") as e:
+        runtime.create(RuntimeSpec(image=IMAGE), labels={"polar.test": "docker"}, proxy=None, timeout=0)
+    assert e.value.code == "runtime_create_failed" and e.value.retryable
+    assert runtime.list({"polar.test": "docker"}) == []
+
+
+def test_created_but_never_started_is_found(runtime):
+    box = create(runtime)
+    api = docker.from_env().api
+    label = api.inspect_container(box.ref.handle)["Config"]["Labels"][LABEL_REF]
+    half = api.create_container(
+        IMAGE, command=["sleep", "1"], labels={"polar.test": "docker", LABEL_REF: label, "half": "1"}
+    )
+    refs = runtime.list({"half": "1"})
+    assert [r.handle for r in refs] == [half["Id"]]
+    runtime.attach(refs[0]).stop()
+    runtime.attach(refs[0]).destroy()
+    assert runtime.list({"half": "1"}) == []
+    api.create_container(
+        IMAGE, command=["sleep", "1"], labels={"polar.test": "docker"}, name=f"polar-foreign-{unique()}"
+    )
+    foreign = api.containers(all=True, filters={"label": "polar.test=docker", "status": "created"})
+    assert runtime.list({"polar.test": "docker"}) == [box.ref]  # others' containers are not ours
+    api.remove_container(foreign[0]["Id"])
+
+
+def test_the_engine_is_away(monkeypatch, tmp_path):
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    runtime = DockerRuntime(Settings(data_dir=str(tmp_path)))
+    ok, text = runtime.available()
+    assert not ok and "can't be reached" in text
+    with pytest.raises(InfraError) as e:
+        create(runtime)
+    assert (e.value.code, e.value.retryable) == ("runtime_create_failed", True)
+    with pytest.raises(InfraError):
+        runtime.list({})
+
+
+@pytest.mark.parametrize("user", ["agent", "1000:1000"])
+def test_another_user(runtime, proxy, user, tmp_path):
+    box = create(runtime, proxy.endpoint, options={"user": user}, workdir="/repo/x")
+    home = "/home/agent"
+    assert box.ref.state["home"] == home
+    r = box.exec("id -u; echo $HOME; touch here && echo ok; kill -9 -1; echo no", timeout=30)
+    assert r.output.split()[:3] == [b"1000", home.encode(), b"ok"]
+    assert get(box) == "proxy saw /x"  # the container survived: its first process is another's
+    box.write("deep/er/f", b"x")
+    box.upload(REPOSITORY / "runtimes", "tree")
+    assert box.exec("touch deep/y deep/er/y tree/y; rm deep/er/f", timeout=30).exit_code == 0
+
+
+def test_a_suicide_is_the_agent_s_own(runtime, tmp_path):
+    """Root in its container can end it. The command is told as killed, and the files are still there."""
+    box = create(runtime)
+    r = box.exec("echo last > words; kill -9 -1; sleep 60", timeout=30)
+    assert r.exit_code == 137 and not r.timed_out
+    assert not box.download("words", tmp_path / "words", limit=100)
+    assert (tmp_path / "words").read_text() == "last\n"
+
+
+def test_where_processes_can_t_be_seen_all_are_ended(runtime, monkeypatch, tmp_path):
+    monkeypatch.setattr(docker_bridge, "may_enter", lambda: False)
+    box, word = create(runtime), unique()
+    assert box.exec("echo kept > f;" + RUNAWAYS.format(word), timeout=1).timed_out
+    assert running(word) == 0
+    assert box.exec("cat f", timeout=30).output == b"kept\n"
+
+
+def test_relay(runtime, proxy, monkeypatch):
+    monkeypatch.setattr(docker_bridge, "may_enter", lambda: False)
+    box = create(runtime, proxy.endpoint, options={"user": "agent"})
+    assert box.ref.state["bridge"] == docker_bridge.RELAY
+    assert get(box, "/a") == "proxy saw /a"
+    proxy.stop_unix()
+    proxy.start_unix()
+    assert get(box, "/b") == "proxy saw /b"
+    assert box.exec("sleep 60", timeout=0.3).timed_out  # which restarted the container
+    assert get(box, "/c") == "proxy saw /c"
+    r = box.exec(f"touch {docker_bridge.MOUNT}/x", timeout=30)
+    assert r.exit_code != 0
+
+
+def test_relay_needs_something_to_run(runtime, proxy, monkeypatch):
+    argv = [sys.executable, "compose/base_image.py", "--if-missing", "--tag", BARE, "bash", "coreutils", "dash"]
+    subprocess.run(argv, cwd=REPOSITORY, check=True)
+    assert create(runtime, proxy.endpoint, image=BARE).ref.state["bridge"] == docker_bridge.NAMESPACE
+    monkeypatch.setattr(runtime, "_enters", False)
+    with pytest.raises(InfraError, match="neither python3 nor socat") as e:
+        create(runtime, proxy.endpoint, image=BARE)
+    assert (e.value.code, e.value.retryable) == ("runtime_create_failed", False)
+    with pytest.raises(InfraError, match="proxy_socket") as e:
+        create(runtime, ProxyEndpoint(url=proxy.endpoint.url))
+    assert (e.value.code, e.value.retryable) == ("runtime_create_failed", False)
+
+
+def test_a_container_that_is_not_of_this_machine_gets_the_relay(runtime, proxy, monkeypatch):
+    """An engine behind a tunnel looks local, but its pids mean other processes here, or none."""
+    monkeypatch.setattr("runtimes.netns.is_container", lambda pid, container: False)
+    box = create(runtime, proxy.endpoint)
+    assert box.ref.state["bridge"] == docker_bridge.RELAY and get(box) == "proxy saw /x"
+    assert len(runtime.list({"polar.test": "docker"})) == 1  # the first try was removed
+
+
+def test_limits_reach_the_engine(runtime):
+    box = create(runtime, memory_mb=300, cpus=1.5)
+    host = docker.from_env().api.inspect_container(box.ref.handle)["HostConfig"]
+    assert (host["Memory"], host["MemorySwap"], host["NanoCpus"], host["PidsLimit"]) == (
+        300 << 20,
+        300 << 20,
+        1_500_000_000,
+        512,
+    )
+    assert (
+        host["NetworkMode"] == "none" and host["CapDrop"] == ["ALL"] and host["Init"] is True and not host["Privileged"]
+    )
+
+
+def test_many_at_once(runtime):
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(12) as pool:
+        boxes = list(pool.map(lambda _: create(runtime), range(12)))
+        codes = list(pool.map(lambda b: b.exec("exit 7", timeout=60).exit_code, boxes))
+        list(pool.map(lambda b: b.destroy(), boxes))
+    assert codes == [7] * 12 and runtime.list({"polar.test": "docker"}) == []
