@@ -83,7 +83,10 @@ def _tables(results, summary: Summary, line: dict[str, Any]) -> None:
         f"{summary.completions} completions, {summary.turns} turns"
     )
     out.print(f"{line['seconds']} s; results: {line['results']}", soft_wrap=True)
-    out.print("[dim]look at one: polar results list --data-dir … ; keep a stack running: polar up[/]")
+    url = str(line["results"]).removesuffix("/results")
+    out.print(
+        f"[dim]look at them: polar results list --objects {url}   keep a stack running: polar up[/]", soft_wrap=True
+    )
 
 
 def _fresh(data: Path, stack: Stack) -> None:

@@ -67,9 +67,9 @@ _MARKS = {"PENDING": ("·", "dim"), "ADMITTED": ("·", "cyan"), "INITIALIZING": 
 
 def task_table(results: list[SessionResult]) -> Table:
     table = Table(title="Tasks", title_justify="left")
-    for name, right in (("task", False), ("passed", True), ("mean reward", True), ("turns", True), ("sampled tokens", True),
+    for name, right in (("task", False), ("passed", True), ("reward", True), ("turns", True), ("tokens", True),
                         ("traces", True), ("run s", True), ("ended", False)):  # fmt: skip
-        table.add_column(name, justify="right" if right else "left")
+        table.add_column(name, justify="right" if right else "left", no_wrap=name == "task")
     by_task: dict[str, list[SessionResult]] = {}
     for r in results:
         by_task.setdefault(r.task_id, []).append(r)

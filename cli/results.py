@@ -1,7 +1,8 @@
-"""results list, show, pull."""
+"""results list, show, pull: from a running deployment, or (`--objects`) from the stored objects alone."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -10,48 +11,69 @@ import typer
 from cli.common import deployment, out, print_json
 from polar.codec import decompress, to_json, unpack
 from polar.errors import NotFound
+from polar.objects import ObjectStore, open_objects
 from polar.result import SessionResult
 
 app = typer.Typer(no_args_is_help=True)
 Config = Annotated[str | None, typer.Option("--config")]
 Json = Annotated[bool, typer.Option("--json", help="JSON lines on stdout.")]
+Objects = Annotated[
+    str | None, typer.Option("--objects", help="Read this object store (file:///…, s3://…) without a deployment.")
+]
+
+
+def find(config: str | None, objects_url: str | None, task: str | None) -> tuple[ObjectStore, Iterator[str]]:
+    """The object store, and the result keys of one task or of all: committed ones, or with `--objects` what lies there."""
+    if objects_url:
+        objects = open_objects(objects_url)
+        return objects, objects.list(f"results/{task}/" if task else "results/")
+    _, store, objects = deployment(config)
+    tasks = [task] if task else store.task_ids(1000)
+    return objects, (s.result for t in tasks for s in store.task_status(t).sessions if s.result)
+
+
+def read(objects: ObjectStore, key: str) -> SessionResult:
+    return unpack(decompress(objects.get(key)), SessionResult)
+
+
+def of_session(config: str | None, objects_url: str | None, session: str) -> tuple[ObjectStore, SessionResult]:
+    if objects_url:
+        objects, keys = find(config, objects_url, session.rpartition(".")[0])
+        mine = [k for k in keys if k.split("/")[2] == session]
+        if not mine:
+            raise NotFound(f"no result of session '{session}' in {objects_url}")
+        return objects, read(objects, mine[-1])
+    _, store, objects = deployment(config)
+    s = store.session(session)
+    if not s.result:
+        raise NotFound(f"session '{session}' has no result yet (state {s.state})")
+    return objects, read(objects, s.result)
 
 
 @app.command("list")
 def list_(
     task: Annotated[str | None, typer.Argument(help="Only this task's.")] = None,
     config: Config = None,
+    objects: Objects = None,
     as_json: Json = False,
     limit: Annotated[int, typer.Option(min=1)] = 200,
 ) -> None:
     """The finished sessions, newest tasks first."""
-    _, store, _ = deployment(config)
-    n = 0
-    for t in [task] if task else store.task_ids(1000):
-        for s in store.task_status(t).sessions:
-            if not s.result or n >= limit:
-                continue
-            n += 1
-            if as_json:
-                print_json({"session": s.session_id, "task": t, "termination": s.termination, "verdict": s.verdict,
-                            "reward": s.reward, "attempt": s.attempt, "key": s.result})  # fmt: skip
-            else:
-                reward = "none" if s.reward is None else f"{s.reward:g}"
-                out.print(f"{s.session_id}  {s.termination}  {s.verdict}  reward {reward}", soft_wrap=True)
-
-
-def load(store, objects, session: str) -> SessionResult:
-    s = store.session(session)
-    if not s.result:
-        raise NotFound(f"session '{session}' has no result yet (state {s.state})")
-    return unpack(decompress(objects.get(s.result)), SessionResult)
+    from_store, keys = find(config, objects, task)
+    for _, key in zip(range(limit), keys, strict=False):
+        r = read(from_store, key)
+        if as_json:
+            print_json({"session": r.session_id, "task": r.task_id, "termination": r.termination, "verdict": r.verdict,
+                        "reward": r.reward, "attempt": r.attempt, "key": key})  # fmt: skip
+        else:
+            reward = "none" if r.reward is None else f"{r.reward:g}"
+            out.print(f"{r.session_id}  {r.termination}  {r.verdict}  reward {reward}", soft_wrap=True)
 
 
 @app.command()
-def show(session: str, config: Config = None, as_json: Json = False) -> None:
+def show(session: str, config: Config = None, objects: Objects = None, as_json: Json = False) -> None:
     """One result: how it ended, what was judged, its traces."""
-    _, store, objects = deployment(config)
-    r = load(store, objects, session)
+    _, r = of_session(config, objects, session)
     if as_json:
         return print_json(r)
     out.print(f"{r.session_id} (attempt {r.attempt}, {r.harness} on {r.runtime}, node {r.node})")
@@ -81,21 +103,25 @@ def pull(
     task: str,
     target: Annotated[Path, typer.Argument(help="A folder, or a .jsonl file.")],
     config: Config = None,
+    objects: Objects = None,
     as_json: Json = False,
 ) -> None:
     """Copy the results of a task: the stored objects into a folder, or JSON lines into one file."""
-    _, store, objects = deployment(config)
-    keys = [(s.session_id, s.result) for s in store.task_status(task).sessions if s.result]
+    from_store, found = find(config, objects, task)
+    keys = list(found)
+    if not keys:
+        raise NotFound(f"task '{task}' has no results")
     if target.suffix == ".jsonl":
         tmp = target.with_suffix(".tmp")
         with tmp.open("wb") as f:
-            for _, key in keys:
-                f.write(to_json(unpack(decompress(objects.get(key)), SessionResult)) + b"\n")
+            for key in keys:
+                f.write(to_json(read(from_store, key)) + b"\n")
         tmp.replace(target)
     else:
         target.mkdir(parents=True, exist_ok=True)
-        for sid, key in keys:
-            objects.get_file(key, target / f"{sid}.msgpack.zst")
+        for key in keys:
+            _, _, session, attempt = key.split("/")
+            from_store.get_file(key, target / f"{session}.{attempt}")
     if as_json:
         print_json({"task": task, "results": len(keys), "target": str(target)})
     else:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cli.common import deployment, err, out, print_json
-from cli.results import load
+from cli.results import of_session
 from polar.ids import new_id
 from polar.store.capture import CaptureStore
 from polar.task import AgentSpec, BuilderSpec, TaskRequest
@@ -49,13 +49,13 @@ def close(
     session: str, config: Config = None, wait: Annotated[float, typer.Option()] = 60, as_json: Json = False
 ) -> None:
     """Close a session, wait for its result, and show it."""
-    _, store, objects = deployment(config)
+    _, store, _ = deployment(config)
     s = store.session(session)
     capture_only.close(store, session)
     if not store.wait([s.task_id], wait):
         err.print(f"closed; the result is not there after {wait:g} s (is a postrun worker running?)")
         raise typer.Exit(1)
-    r = load(store, objects, session)
+    _, r = of_session(config, None, session)
     if as_json:
         return print_json(r)
     f = r.trajectory.fidelity

@@ -11,10 +11,17 @@ import sys
 import urllib.request
 
 TURNS = 3
+# A model of 135M parameters learns the form from examples rather than from the instruction.
+EXAMPLES = [
+    ("What is the capital of Spain?", "Madrid"),
+    ("What is the opposite of up?", "Down"),
+    ("How many legs does a dog have?", "Four"),
+    ("What colour is the sky?", "Blue"),
+]
 
 
 def ask(messages):
-    body = json.dumps({"model": os.environ["POLAR_MODEL"], "messages": messages, "max_tokens": 48}).encode()
+    body = json.dumps({"model": os.environ["POLAR_MODEL"], "messages": messages, "max_tokens": 24}).encode()
     request = urllib.request.Request(
         os.environ["OPENAI_BASE_URL"] + "/chat/completions",
         body,
@@ -26,10 +33,10 @@ def ask(messages):
 
 def main():
     task = os.environ["POLAR_INSTRUCTION"]
-    messages = [
-        {"role": "system", "content": "You answer questions. Reply with the answer alone, in one or two words."},
-        {"role": "user", "content": task},
-    ]
+    messages = [{"role": "system", "content": "Answer with one word."}]
+    for question, answer in EXAMPLES:
+        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    messages.append({"role": "user", "content": task})
     for turn in range(TURNS):
         text = ask(messages)
         print(f"turn {turn + 1}: {text!r}", flush=True)
@@ -39,7 +46,7 @@ def main():
             return 0
         messages += [
             {"role": "assistant", "content": text},
-            {"role": "user", "content": "That is too long. Reply again, with only the one word that answers."},
+            {"role": "user", "content": f"Answer with one word. {task}"},
         ]
     return 0
 

@@ -29,7 +29,7 @@ sys.exit(0 if re.search(r"\b(%s)\b", text) and len(re.findall(r"\w+", text)) <= 
 def quickstart(samples: int, backend: str) -> list[TaskRequest]:
     agent = files("examples.quickstart").joinpath("agent.py").read_text()
     image = "polar-sandbox:base" if backend == "docker" else None
-    run = new_id("")[1:9]
+    run = new_id("")[-6:]
     return [
         TaskRequest(
             task_id=f"{name}-{run}",
