@@ -80,14 +80,15 @@ def _reseeded(params: SamplingParams, sample: int) -> SamplingParams:
 
 
 def _prompts(body: GenerateBody, engine: Engine) -> tuple[list[list[int]], bool]:
-    if body.input_ids is None and body.text is None:
-        raise ApiError("Either text or input_ids should be provided.")
-    if body.input_ids is None:
-        texts = [body.text] if isinstance(body.text, str) else body.text
-        prompts, batched = [engine.tokenizer.encode(text) for text in texts], not isinstance(body.text, str)
-    else:
+    if body.input_ids is not None:
         batched = bool(body.input_ids) and isinstance(body.input_ids[0], list)
         prompts = body.input_ids if batched else [body.input_ids]
+    elif body.text is not None:
+        batched = not isinstance(body.text, str)
+        texts = [body.text] if isinstance(body.text, str) else body.text
+        prompts = [engine.tokenizer.encode(text) for text in texts]
+    else:
+        raise ApiError("Either text or input_ids should be provided.")
     if not prompts or not all(prompts):
         raise ApiError("input_ids cannot be empty.")
     for prompt in prompts:

@@ -41,7 +41,7 @@ class Sequence:
         self.shape = shape
         self.epoch = epoch
         self.length = 0
-        self.ids: np.ndarray | None = None
+        self.ids = np.empty(0, dtype=np.int32)
         self.keys, self.values = self._empty(capacity), self._empty(capacity)
 
     @property
@@ -141,7 +141,7 @@ class Pool:
     def take(self, sequence: Sequence, length: int) -> Sequence:
         """Take a cached sequence over, cut to `length`: no copy, but it is no longer cached."""
         del self._cached[id(sequence)]
-        sequence.ids = None
+        sequence.ids = np.empty(0, dtype=np.int32)
         sequence.length = length
         return sequence
 

@@ -46,7 +46,7 @@ class Model:
         logging.disable_progress_bar()
         modeling_utils.ALL_ATTENTION_FUNCTIONS.register(attention.NAME, attention.packed_attention)
         try:
-            net, report = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder,
                 dtype=getattr(torch, dtype),
                 attn_implementation=attention.NAME,
@@ -55,9 +55,10 @@ class Model:
             )
         except Exception as error:  # transformers and its friends raise what they like
             raise ModelError(f"can't load the model in {folder}: {error}") from error
+        net, report = loaded
         if report["missing_keys"]:  # transformers would go on with random numbers there
             raise ModelError(f"the weights in {folder} lack {', '.join(sorted(report['missing_keys'])[:3])}")
-        self.net: Any = net.eval()
+        self.net = net.eval()
         self.net.requires_grad_(False)
         self.config = self.net.config
         own = getattr(self.config, "max_position_embeddings", None) or 2048

@@ -64,10 +64,8 @@ def _draw(logprobs: torch.Tensor, request: Request) -> int:
     probs = logprobs.double().exp_()
     order = None
     if params.top_p < 1 or params.top_k > 0 or params.min_p > 0:
-        probs, order = probs.sort(descending=True)
+        probs, order = probs.topk(min(params.top_k, len(probs))) if params.top_k > 0 else probs.sort(descending=True)
         keep = torch.ones_like(probs, dtype=torch.bool)
-        if params.top_k > 0:
-            keep[params.top_k :] = False
         if params.top_p < 1:
             keep &= probs.cumsum(0) - probs <= params.top_p
         if params.min_p > 0:

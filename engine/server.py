@@ -265,17 +265,18 @@ async def tokenize(request: web.Request) -> web.Response:
     """POST /tokenize: {"tokens", "count", "max_model_len"}."""
     engine = request.app[ENGINE]
     body = decode(await request.read(), TokenizeBody)
-    prompt = body.prompt if body.prompt is not None else body.text
-    if (prompt is None) == (body.messages is None):
+    given = body.prompt if body.prompt is not None else body.text
+    if (given is None) == (body.messages is None):
         raise ApiError("Give either prompt (or text) or messages.")
     if body.messages is not None:
         generation = body.add_generation_prompt is not False
-        prompt = engine.tokenizer.render(body.messages, body.tools, generation, body.chat_template_kwargs)
-    if isinstance(prompt, list):
-        tokens = [engine.tokenizer.encode(text) for text in prompt]
-        return answer({"tokens": tokens, "count": [len(ids) for ids in tokens], "max_model_len": engine.model.context})
-    ids = engine.tokenizer.encode(prompt)
-    return answer({"tokens": ids, "count": len(ids), "max_model_len": engine.model.context})
+        given = engine.tokenizer.render(body.messages, body.tools, generation, body.chat_template_kwargs)
+    context = engine.model.context
+    if isinstance(given, list):
+        tokens = [engine.tokenizer.encode(text) for text in given]
+        return answer({"tokens": tokens, "count": [len(ids) for ids in tokens], "max_model_len": context})
+    ids = engine.tokenizer.encode(given or "")
+    return answer({"tokens": ids, "count": len(ids), "max_model_len": context})
 
 
 async def detokenize(request: web.Request) -> web.Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer as FastTokenizer
 
@@ -43,18 +44,12 @@ class Tokenizer:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         special = {key: _content(value) for key, value in self._config.items() if key.endswith("_token") and value}
+        settings: dict[str, Any] = {**special, **(extra or {}), "tools": tools, "add_generation_prompt": generation}
         try:
-            rendered, _ = render_jinja_template(
-                conversations=[messages],
-                tools=tools,
-                chat_template=self._template,
-                add_generation_prompt=generation,
-                **special,
-                **(extra or {}),
-            )
+            rendered: Any = render_jinja_template(conversations=[messages], chat_template=self._template, **settings)
         except Exception as error:  # templates raise what they like
             raise ApiError(f"The chat template refused the messages: {error}") from None
-        return rendered[0]
+        return rendered[0][0]
 
     def _find_eos(self, folder: Path) -> frozenset[int]:
         ids: set[int] = set()

@@ -26,12 +26,12 @@ _TOOL = {
 
 
 class TemplateBridge:
-    """`close` is the token id that ends an assistant turn; `roles` are the roles proven for new messages."""
+    """`roles` are the roles proven for new messages."""
 
     def __init__(self, renderer: Any, stop_ids: frozenset[int]):
         self._renderer = renderer
         self._stops = stop_ids
-        self.close = -1
+        self._stubs: dict[tuple[str, ...], tuple[int, int]] = {}  # by the names of a turn's calls
         self.roles: frozenset[str] = frozenset()
 
     @classmethod
@@ -71,16 +71,24 @@ class TemplateBridge:
                 for c in response["tool_calls"]
             ]
         base = [{"role": "user", "content": "a"}, stub]
-        without = self._renderer.render_ids(base)
-        turns = [i for i, t in enumerate(without) if t in self._stops]
-        if not turns:
-            raise ValueError("the template doesn't close an assistant turn with a stop token")
+        nth, close = self._closing(base)
         extended = self._renderer.render_ids(base + new, add_generation_prompt=True)
-        stops = [i for i, t in enumerate(extended) if t in self._stops]
-        at = stops[len(turns) - 1]
-        if extended[at] != without[turns[-1]]:
+        at = [i for i, t in enumerate(extended) if t in self._stops][nth - 1]
+        if extended[at] != close:
             raise ValueError("the template closes turns in different ways")
-        return extended[at], extended[at + 1 :]
+        return close, extended[at + 1 :]
+
+    def _closing(self, base: list[Message]) -> tuple[int, int]:
+        """How many stop tokens the stub conversation has, and its last one, which closes the assistant turn."""
+        key = tuple(c["function"]["name"] for c in base[1].get("tool_calls", ()))
+        if key not in self._stubs:
+            stops = [t for t in self._renderer.render_ids(base) if t in self._stops]
+            if not stops:
+                raise ValueError("the template doesn't close an assistant turn with a stop token")
+            if len(self._stubs) > 1000:
+                self._stubs.clear()
+            self._stubs[key] = len(stops), stops[-1]
+        return self._stubs[key]
 
     def _check(self, history: list[Message], turn: Message, new: list[Message], tools: list[Any] | None) -> bool | None:
         """True proven, False refuted, None if the template can't render this conversation at all."""

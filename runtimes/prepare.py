@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import lzma
+import tarfile
 import tempfile
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,7 +73,11 @@ def _run(
             return
         with tempfile.TemporaryDirectory(prefix="polar-upload-") as temp:
             folder = Path(temp) / "tree"
-            if unpack(source, folder, ARCHIVE_LIMIT):
+            try:
+                cut = unpack(source, folder, ARCHIVE_LIMIT)
+            except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as e:
+                raise _failed(f"'{action.source}' is no tar archive: {str(e).splitlines()[0]}", retryable=False) from e
+            if cut:
                 raise _failed("the archive is too large, or holds something that may not be unpacked", retryable=False)
             sandbox.upload(folder, action.target)
     elif action.content is not None:

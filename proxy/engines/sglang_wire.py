@@ -79,10 +79,10 @@ class Reader:
     def read(self, events: list[bytes]) -> list[int]:
         """The ids that are new. Of cumulative chunks that arrived together only the last needs decoding."""
         data = [e for e in events if e != b"[DONE]"]
-        if self._cumulative:
-            data = data[-1:]
         before = len(self.ids)
-        for raw in data:
+        for at, raw in enumerate(data):
+            if self._cumulative and at < len(data) - 1:
+                continue
             try:
                 chunk = _decode(raw)
             except (msgspec.DecodeError, UnicodeDecodeError):

@@ -18,7 +18,6 @@ from proxy.server import Server
 from tests.proxy import toy_tokenizer
 from tests.proxy.fake_engine import FakeEngine, Reply
 
-
 _numbers = itertools.count()
 
 

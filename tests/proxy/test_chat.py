@@ -54,7 +54,9 @@ async def test_a_tool_loop_continues_on_raw_ids(world):
     api = client(world, capability)
     messages = [{"role": "system", "content": "Be careful."}, user("List the files.")]
     # Odd white space in the sample: any re-tokenised rendering would differ.
-    world.says('<think>\nI  run it.\n</think>\n\nOk.\n<tool_call>\n{"name":  "run", "arguments": {"command": "ls"}}\n</tool_call>')
+    world.says(
+        '<think>\nI  run it.\n</think>\n\nOk.\n<tool_call>\n{"name":  "run", "arguments": {"command": "ls"}}\n</tool_call>'
+    )
     first = (await api.chat.completions.create(model="m", messages=messages, tools=[TOOL])).choices[0]
     assert first.finish_reason == "tool_calls"
     call = first.message.tool_calls[0]

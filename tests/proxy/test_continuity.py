@@ -22,7 +22,9 @@ class Chat:
         self.world, self.capability, self.messages, self.tools = world, capability, list(messages), tools
 
     def body(self, stream: bool = False) -> dict:
-        return {"model": "m", "messages": self.messages, "stream": stream} | ({"tools": self.tools} if self.tools else {})
+        return {"model": "m", "messages": self.messages, "stream": stream} | (
+            {"tools": self.tools} if self.tools else {}
+        )
 
     async def send(self) -> dict:
         async with (
@@ -66,7 +68,11 @@ def links(world, grant) -> list[str]:
 async def test_reserialised_calls_still_continue(world, arguments):
     chat, answer, grant = await begin(world, f"<think>Hm.</think>Ok. {CALL}")
     (call,) = answer["tool_calls"]
-    echo = {"role": "assistant", "content": "Ok.", "tool_calls": [{**call, "function": {"name": "run", "arguments": arguments}}]}
+    echo = {
+        "role": "assistant",
+        "content": "Ok.",
+        "tool_calls": [{**call, "function": {"name": "run", "arguments": arguments}}],
+    }
     chat.messages += [echo, result(call)]
     await chat.says("done")
     assert links(world, grant) == ["first", "continued"]
@@ -85,7 +91,7 @@ async def test_reasoning_may_be_missing_or_trimmed_but_not_other(world):
 
 
 async def test_an_edited_turn_is_rewritten(world):
-    chat, answer, grant = await begin(world, "I will look.")
+    chat, _, grant = await begin(world, "I will look.")
     chat.messages += [{"role": "assistant", "content": "I will NOT look."}, user("And?")]
     await chat.says("done")
     one, two = world.stored(grant)
@@ -231,7 +237,9 @@ async def test_a_long_session_stays_one_chain_and_is_rebuilt_exactly(world):
     assert links(world, grant) == ["first"] + ["continued"] * 12
     world.check_prompts(grant)
     stored = world.stored(grant)
-    assert all(c.prompt_shared == stored[i].prompt_length + len(stored[i].sampled_ids) for i, c in enumerate(stored[1:]))
+    assert all(
+        c.prompt_shared == stored[i].prompt_length + len(stored[i].sampled_ids) for i, c in enumerate(stored[1:])
+    )
     index = world.server.service.attempts.peek(grant.attempt_id)
     for c, prompt in resolve_prompts(stored).items():
         assert np.array_equal(index.prompt(index.nodes[c]), prompt)

@@ -36,7 +36,8 @@ TEMPLATE = """\
 {{ m.content }}
 {%- for c in m.tool_calls or [] %}{% if m.content or not loop.first %}
 {% endif %}<tool_call>
-{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments if c.function.arguments is string else c.function.arguments | tojson }}}
+{"name": "{{ c.function.name }}", "arguments": {% set a = c.function.arguments -%}
+{{ a if a is string else a | tojson }}}
 </tool_call>{% endfor %}<|im_end|>
 {% else %}<|im_start|>{{ m.role }}
 {{ m.content }}<|im_end|>

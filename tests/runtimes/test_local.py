@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -140,14 +141,15 @@ def test_the_host_is_out_of_sight(runtime, tmp_path):
 
 
 @needs_bwrap
-def test_data_below_a_visible_folder_is_hidden(tmp_path, monkeypatch):
-    monkeypatch.setattr(bwrap, "SYSTEM", (*bwrap.SYSTEM, str(tmp_path)))
-    runtime = LocalRuntime(Settings(data_dir=str(tmp_path / "data")))
-    (tmp_path / "beside").write_text("seen")
-    box = runtime.create(RuntimeSpec(), labels={}, proxy=None, timeout=10)
-    r = box.exec(f"cat {tmp_path}/beside; ls -A {tmp_path}/data; touch here && echo works", timeout=10)
-    assert r.output == b"seenworks\n"
-    box.destroy()
+def test_data_below_a_visible_folder_is_hidden(monkeypatch):
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:  # /tmp is the sandbox's own inside
+        monkeypatch.setattr(bwrap, "SYSTEM", (*bwrap.SYSTEM, folder))
+        runtime = LocalRuntime(Settings(data_dir=f"{folder}/data"))
+        Path(folder, "beside").write_text("seen")
+        box = runtime.create(RuntimeSpec(), labels={}, proxy=None, timeout=10)
+        r = box.exec(f"cat {folder}/beside; ls -A {folder}/data; touch here && echo works", timeout=10)
+        assert r.output == b"seenworks\n"
+        box.destroy()
 
 
 @needs_bwrap

@@ -1,0 +1,62 @@
+"""The least a reverse proxy can do in aiohttp: pass a request on and stream the answer back. `python -m benchmarks.null_proxy
+--target URL --port-file F`. It is what the proxy's latency is compared with."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import aiohttp
+from aiohttp import web
+
+
+def app(target: str) -> web.Application:
+    application = web.Application(client_max_size=64 << 20)
+
+    async def session(_: web.Application):
+        async with aiohttp.ClientSession(auto_decompress=False) as http:
+            application[_HTTP] = http
+            yield
+
+    async def forward(request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        headers = {"Content-Type": request.content_type}
+        async with application[_HTTP].request(
+            request.method, target + request.path, data=body, headers=headers
+        ) as upstream:
+            response = web.StreamResponse(status=upstream.status, headers={"Content-Type": upstream.content_type})
+            await response.prepare(request)
+            async for chunk in upstream.content.iter_any():
+                await response.write(chunk)
+            await response.write_eof()
+            return response
+
+    application.cleanup_ctx.append(session)
+    application.router.add_route("*", "/{path:.*}", forward)
+    return application
+
+
+_HTTP: web.AppKey[aiohttp.ClientSession] = web.AppKey("http", aiohttp.ClientSession)
+
+
+def serve(application: web.Application, port_file: Path) -> None:
+    """Serve on a free loopback port, its URL written to `port_file`, until a signal."""
+
+    async def announce(_: web.Application) -> None:
+        part = port_file.with_suffix(".part")
+        part.write_text(f"http://127.0.0.1:{sock.getsockname()[1]}", encoding="utf-8")
+        part.replace(port_file)
+
+    import socket
+
+    sock = socket.create_server(("127.0.0.1", 0))
+    application.on_startup.append(announce)
+    web.run_app(application, sock=sock, print=None, access_log=None)
+
+
+if __name__ == "__main__":
+    cli = argparse.ArgumentParser(description=__doc__)
+    cli.add_argument("--target", required=True)
+    cli.add_argument("--port-file", type=Path, required=True)
+    options = cli.parse_args()
+    serve(app(options.target), options.port_file)
