@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from rich.markup import escape
 
 from cli.common import BAD, OK, err, out, print_json
 from cli.progress import stage_table, task_table, watch
@@ -31,7 +32,10 @@ def demo(settings: Settings, *, runtime: str | None, slots: int, model: str, sam
     settings = msgspec.structs.replace(settings, **changes)
     data = Path(settings.data_dir).resolve()
     stack = Stack(settings, slots=slots, model=model or EMBEDDED_MODEL)
-    say = (lambda text: err.print(f"[dim]· {text}[/]")) if err.is_terminal or not as_json else (lambda _: None)
+
+    def say(text: str) -> None:
+        err.print(f"[dim]· {escape(text)}[/]", soft_wrap=True)
+
     try:
         _fresh(data, stack)
         settings = stack.start(say)

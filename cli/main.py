@@ -95,9 +95,11 @@ def settings_without_stack(config: str | None, data_dir: Path | None):
 def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
     try:
-        app(standalone_mode=False)
-    except typer.Exit as e:
-        sys.exit(e.exit_code)
+        # Not standalone: typer then returns the code of an Exit, 130 for Ctrl-C.
+        code = app(standalone_mode=False) or 0
+        if code == INTERRUPTED:
+            err.print("interrupted")
+        sys.exit(code)
     except (KeyboardInterrupt, typer.Abort):
         err.print("interrupted")
         sys.exit(INTERRUPTED)

@@ -1,0 +1,119 @@
+"""`polar demo` and `polar up` as a user runs them, on the smallest model; interrupted, killed, run twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.workers.cluster import until
+
+POLAR = [sys.executable, "-m", "cli.main"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("demo")
+
+
+def start(*args: str, data: Path) -> subprocess.Popen:
+    env = {k: v for k, v in os.environ.items() if not k.startswith("POLAR_")}
+    return subprocess.Popen(
+        [*POLAR, *args, "--data-dir", str(data), "--model", "tiny-random"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True,
+    )  # fmt: skip
+
+
+def children_of(data: Path) -> list[str]:
+    """Command lines of processes that mention this data folder."""
+    out = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if str(data) in line:
+            out.append(f"{pid} {line}")
+    return out
+
+
+def test_demo_accounts_for_every_token_and_leaves_nothing_running(data):
+    p = start("demo", "--json", "--samples", "1", data=data)
+    out, err = p.communicate(timeout=240)
+    assert p.returncode == 0, err
+    line = json.loads(out.splitlines()[-1])
+    assert set(line) == {
+        "sessions", "passed", "failed", "errors", "engine_tokens", "trace_tokens", "unaccounted_tokens", "seconds", "results",
+    }  # fmt: skip
+    assert (line["sessions"], line["errors"], line["unaccounted_tokens"]) == (8, 0, 0)
+    assert line["engine_tokens"] == line["trace_tokens"] > 0
+    assert children_of(data) == []
+    assert "broker: embedded Valkey" in err
+    listed = subprocess.run(
+        [*POLAR, "results", "list", "--json", "--objects", line["results"].removesuffix("/results")],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert len([json.loads(x) for x in listed.stdout.splitlines()]) >= 8
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_demo_leaves_nothing_running_and_the_next_one_works(data, how):
+    p = start("demo", "--samples", "4", data=data)
+    (data / "demo" / "polar.toml").unlink(missing_ok=True)
+    until(lambda: _sandboxes(data), 120)
+    p.send_signal(how)
+    _, err = p.communicate(timeout=60)
+    assert p.returncode == (130 if how == signal.SIGINT else -signal.SIGKILL), err
+    until(lambda: not children_of(data), 30)
+    if how == signal.SIGINT:
+        assert _sandboxes(data) == []
+        assert not (data / "demo" / "sockets").exists()
+
+
+def test_up_serves_the_other_commands_and_refuses_a_second_one(data, tmp_path):
+    p = start("up", data=data)
+    config = data / "polar.toml"
+    try:
+        until(lambda: (config.exists() and 'api_url = "http' in config.read_text()) or p.poll() is not None, 120)
+        assert p.poll() is None, p.communicate()[1]
+        second = start("up", data=data)
+        assert second.wait(30) == 1 and "already" in second.communicate()[1]
+        task = tmp_path / "task.yaml"
+        evaluator = "{name: test_on_output, config: {command: grep done answer.txt, collect: [answer.txt]}}"
+        agent = "{harness: shell, command: echo done > answer.txt}"
+        task.write_text(f"instruction: hi\nnum_samples: 2\nagent: {agent}\nevaluator: {evaluator}\n")
+        run = polar("run", str(task), "--json", config=config)
+        assert run["passed"] == run["sessions"] == 2
+        status = polar("status", "--json", config=config)
+        assert status["backlog"]["open"] == 0 and "local" in status["nodes"]
+        assert polar("doctor", "--json", config=config)["ok"] is True
+        opened = polar("session", "open", "--json", config=config)
+        from openai import OpenAI
+
+        client = OpenAI(base_url=opened["base_url"] + "/v1", api_key=opened["api_key"], max_retries=0)
+        reply = client.chat.completions.create(
+            model="policy", messages=[{"role": "user", "content": "hi"}], max_tokens=8
+        )
+        closed = polar("session", "close", opened["session"], "--json", config=config)
+        assert closed["usage"]["turns"] == 1
+        assert closed["trajectory"]["fidelity"]["trace_tokens"] == reply.usage.completion_tokens
+    finally:
+        p.send_signal(signal.SIGTERM)
+        _, err = p.communicate(timeout=60)
+    assert p.returncode == 0, err
+    assert children_of(data) == [] and not config.exists()
+
+
+def polar(*args: str, config: Path) -> dict:
+    r = subprocess.run([*POLAR, *args, "--config", str(config)], capture_output=True, text=True, timeout=120)
+    assert r.returncode == 0, r.stderr
+    return json.loads(r.stdout.splitlines()[-1])
+
+
+def _sandboxes(data: Path) -> list[Path]:
+    return list((data / "demo" / "sandboxes").glob("*"))
