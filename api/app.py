@@ -32,14 +32,11 @@ def make_app(
         app.add_routes(part.routes())
 
     async def background(_: web.Application) -> AsyncIterator[None]:
-        running = await callbacks.serve(control, **(callback_options or {}))
-        yield
-        running.cancel()
         try:
-            await running
-        except BaseException:  # its cancellation, or what it died of: the service ends either way
-            pass
-        await control.close()
+            async with callbacks.serving(control, **(callback_options or {})):
+                yield
+        finally:
+            await control.close()
 
     app.cleanup_ctx.append(background)
     app.on_shutdown.append(events.stop)

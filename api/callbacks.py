@@ -12,6 +12,8 @@ import logging
 import os
 import socket
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -41,16 +43,17 @@ class Callbacks:
         self.c = c
         self.name = f"{socket.gethostname()}-{os.getpid()}"
         self.tries, self.backoff, self.takeover = tries, backoff, takeover
+        self.stopping = False
         self.dead = c.keys.callbacks + ":dead"
         self._slots = asyncio.Semaphore(at_once)
         self._busy: dict[bytes, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled, or `stopping`."""
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
         async with aiohttp.ClientSession(timeout=timeout) as http:
             try:
-                while True:
+                while not self.stopping:
                     try:
                         await self._round(http)
                     except (redis.RedisError, OSError) as e:
@@ -156,5 +159,15 @@ class Callbacks:
         await pipe.execute()
 
 
-async def serve(c: Control, **options: Any) -> asyncio.Task[None]:
-    return asyncio.create_task(Callbacks(c, **options).run(), name="callbacks")
+@asynccontextmanager
+async def serving(c: Control, **options: Any) -> AsyncIterator[None]:
+    """Deliver while the context is open."""
+    callbacks = Callbacks(c, **options)
+    running = asyncio.create_task(callbacks.run(), name="callbacks")
+    try:
+        yield
+    finally:
+        callbacks.stopping = True
+        while not running.done():  # a client library may take a cancellation for a lost connection
+            running.cancel()
+            await asyncio.wait([running], timeout=0.5)

@@ -8,7 +8,7 @@ from aiohttp import web
 from msgspec import Meta, Struct, field, structs
 
 from api.control import control
-from api.wire import query, read, reply
+from api.wire import ident, query, read, reply
 from polar.ids import new_id
 from polar.task import BuilderSpec, EvaluatorSpec, Id, Label, Positive, SamplingSpec, Seconds, TaskRequest
 from submission import capture_only
@@ -54,5 +54,5 @@ async def create(request: web.Request) -> web.Response:
 async def close(request: web.Request) -> web.Response:
     query(request)
     c = control(request)
-    session = await c.call(capture_only.close, c.store, request.match_info["session"])
+    session = await c.call(capture_only.close, c.store, ident(request, "session"))
     return reply({"session_id": session.session_id, "state": session.state})

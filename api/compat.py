@@ -10,7 +10,7 @@ from api.compat_request import in_their_words, translate
 from api.compat_results import task_status
 from api.control import control
 from api.status import snapshot
-from api.wire import body, query, reply
+from api.wire import body, ident, query, reply
 from polar.codec import to_json
 from polar.errors import InvalidTask
 from submission import submit
@@ -40,7 +40,7 @@ async def show(request: web.Request) -> web.Response:
     """All results so far, with all their tokens."""
     query(request)
     c = control(request)
-    task = request.match_info["task"]
+    task = ident(request, "task")
     data = await c.call(lambda: to_json(task_status(c, task)))
     return web.Response(body=data, content_type="application/json")
 

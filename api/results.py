@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from api.control import Control, control
-from api.wire import flag, invalid, query, reply
+from api.wire import flag, ident, invalid, query, reply
 from polar.codec import to_json
 from polar.errors import Conflict
 from polar.export import read_result
@@ -23,7 +23,7 @@ def routes() -> list[web.RouteDef]:
 async def listing(request: web.Request) -> web.Response:
     query(request)
     c = control(request)
-    status = await c.call(c.store.task_status, request.match_info["task"])
+    status = await c.call(c.store.task_status, ident(request, "task"))
     done = [s for s in status.sessions if s.state == "DONE"]
     rewards = [s.reward for s in done if s.reward is not None]
     summary = {
@@ -50,7 +50,7 @@ async def show(request: web.Request) -> web.Response:
     form = q.get("format", "json")
     if form not in ("json", "msgpack"):
         raise invalid("format", f"found '{form[:40]}', allowed: json, msgpack")
-    s = await c.call(c.store.session, request.match_info["session"])
+    s = await c.call(c.store.session, ident(request, "session"))
     if s.state != "DONE":
         raise Conflict(f"session '{s.session_id}' is {s.state}; it has a result when it is DONE")
     if form == "msgpack":

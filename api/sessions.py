@@ -8,7 +8,7 @@ from aiohttp import web
 
 from api.control import Control, control
 from api.views import session_view
-from api.wire import query, reply
+from api.wire import ident, query, reply
 from submission.nudge import nudge
 
 
@@ -20,7 +20,7 @@ async def show(request: web.Request) -> web.Response:
     """The record, the ledger of its attempts, and what the proxy has counted in the present one."""
     query(request)
     c = control(request)
-    return reply(await c.call(_show, c, request.match_info["session"]))
+    return reply(await c.call(_show, c, ident(request, "session")))
 
 
 def _show(c: Control, sid: str) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def _show(c: Control, sid: str) -> dict[str, Any]:
 async def cancel(request: web.Request) -> web.Response:
     query(request)
     c = control(request)
-    return reply(await c.call(_cancel, c, request.match_info["session"]))
+    return reply(await c.call(_cancel, c, ident(request, "session")))
 
 
 def _cancel(c: Control, sid: str) -> dict[str, Any]:

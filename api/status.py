@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections import Counter
@@ -12,12 +13,13 @@ from aiohttp import web
 from msgspec import Struct
 
 from api.control import Control, control
-from api.wire import query, read, reply
+from api.wire import ident, query, read, reply
 from polar.client import dead_key
 from polar.errors import NotFound
 from polar.session import STATES
 
 CACHE_SECONDS = 1.0
+HEALTH_SECONDS = 5.0
 SNAPSHOT = web.AppKey("snapshot", object)
 
 
@@ -79,12 +81,12 @@ async def health(request: web.Request) -> web.Response:
     c = control(request)
     parts = {"redis": c.store.redis.ping, "objects": lambda: c.objects.exists("health")}
     found = {}
-    for name, probe in parts.items():
+    for part, probe in parts.items():
         try:
-            await c.call(probe)
-            found[name] = True
+            await asyncio.wait_for(c.call(probe), HEALTH_SECONDS)
+            found[part] = True
         except Exception:  # whatever it is: not healthy
-            found[name] = False
+            found[part] = False
     ok = all(found.values())
     return reply({"status": "ok" if ok else "unavailable", **found}, 200 if ok else 503)
 
@@ -132,7 +134,7 @@ async def queue(request: web.Request) -> web.Response:
     """Lengths of a results queue's streams, and what each consumer group has pending or given up."""
     query(request)
     c = control(request)
-    name = request.match_info["queue"]
+    name = ident(request, "queue")
 
     def look() -> dict[str, Any]:
         parts = {"results": c.keys.results(name), "groups": c.keys.groups(name)}

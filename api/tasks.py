@@ -8,7 +8,7 @@ from aiohttp import web
 
 from api.control import Control, control
 from api.views import task_line, task_view
-from api.wire import body, flag, invalid, number, query, reply
+from api.wire import body, flag, ident, invalid, number, query, reply
 from polar.codec import convert
 from polar.errors import InvalidTask
 from polar.task import TaskRequest
@@ -91,7 +91,7 @@ async def show(request: web.Request) -> web.Response:
     """`?spec=1` adds the TaskRequest."""
     q = query(request, "spec")
     c = control(request)
-    task = request.match_info["task"]
+    task = ident(request, "task")
     out = task_view(await c.call(c.store.task_status, task))
     if flag(q, "spec", False):
         out["spec"] = await c.call(c.store.task, task)
@@ -102,7 +102,7 @@ async def cancel(request: web.Request) -> web.Response:
     """Ask every session that isn't DONE to end. Each still gets its result."""
     query(request)
     c = control(request)
-    return reply(await c.call(cancel_task, c, request.match_info["task"]))
+    return reply(await c.call(cancel_task, c, ident(request, "task")))
 
 
 def cancel_task(c: Control, task: str) -> dict[str, Any]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from polar.codec import from_json, to_json
-from polar.errors import InvalidTask, PolarError
+from polar.errors import InvalidTask, NotFound, PolarError
 
 T = TypeVar("T")
+
+# A session id is a task id (up to 128 characters) and an index.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,139}")
 
 STATUS = {
     "invalid_task": 400,
@@ -58,13 +62,21 @@ async def read(request: web.Request, typ: type[T], *, empty: bytes = b"") -> T:
     return from_json(await request.read() or empty, typ, "body")
 
 
+def ident(request: web.Request, part: str) -> str:
+    """The id in the path. What can't be one isn't looked up: it could name another kind of key."""
+    text = request.match_info[part]
+    if not _NAME.fullmatch(text):
+        raise NotFound(f"no {part} '{text[:80]}'")
+    return text
+
+
 def query(request: web.Request, *allowed: str) -> dict[str, str]:
     """The query's parameters; unknown and doubled ones are refused."""
-    for name in request.query:
-        if name not in allowed:
-            raise invalid(name, f"unknown query parameter; allowed: {', '.join(allowed) or 'none'}")
-        if len(request.query.getall(name)) > 1:
-            raise invalid(name, "given more than once")
+    for key in request.query:
+        if key not in allowed:
+            raise invalid(key, f"unknown query parameter; allowed: {', '.join(allowed) or 'none'}")
+        if len(request.query.getall(key)) > 1:
+            raise invalid(key, "given more than once")
     return dict(request.query)
 
 

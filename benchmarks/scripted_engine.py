@@ -1,11 +1,14 @@
 """An engine that costs nothing: the same tokens for every request, as /generate for the proxy and as chat chunks for the
-null proxy, one token a chunk (SGLang's `--incremental-streaming-output`). `python -m benchmarks.scripted_engine --ids 1,2,3 --port-file F`."""
+null proxy, one token a chunk (SGLang's `--incremental-streaming-output`).
+
+`python -m benchmarks.scripted_engine --ids 1,2,3 --port-file F`."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
@@ -37,7 +40,7 @@ def app(ids: list[int]) -> web.Application:
 
 def _native(ids: list[int], n: int) -> bytes:
     last = n == len(ids)
-    meta = {
+    meta: dict[str, Any] = {
         "finish_reason": {"type": "stop", "matched": ids[-1]} if last else None,
         "completion_tokens": n,
         "weight_version": "v1",

@@ -12,6 +12,7 @@ this host's certificate bundle. Needs dpkg and a Docker client.
 from __future__ import annotations
 
 import argparse
+import glob
 import io
 import os
 import posixpath
@@ -116,6 +117,18 @@ def with_alternatives(paths: set[str]) -> set[str]:
     return out
 
 
+def with_bytecode(paths: set[str]) -> set[str]:
+    """Add what Python compiled at installation: a container would compile it anew in each sandbox."""
+    out = set(paths)
+    for path in paths:
+        folder, name = posixpath.split(path)
+        cache = posixpath.join(folder, "__pycache__")
+        if name.endswith(".py") and os.path.isdir(cache):
+            found = glob.glob(posixpath.join(glob.escape(cache), glob.escape(name[:-3]) + ".cpython-*.pyc"))
+            out |= {cache, *found} if found else set()
+    return out
+
+
 def write(stream: IO[bytes], paths: set[str], ca: bool) -> None:
     with tarfile.open(fileobj=stream, mode="w|") as tar:
         for path in sorted(paths):
@@ -141,7 +154,6 @@ def _plain(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
     if not (info.isreg() or info.isdir() or info.issym() or info.islnk()):
         return None
     info.mode &= 0o1777  # no set-uid programs: sandboxes may not gain privileges
-    info.mtime = 0
     return info
 
 
@@ -153,7 +165,7 @@ def _add(tar: tarfile.TarFile, path: str, data: bytes) -> None:
 
 def build(tag: str, packages: list[str], ca: bool = False, docker: str = "docker") -> None:
     """Make the image. Raises SystemExit with a message."""
-    paths = with_alternatives(paths_of(closure(packages)))
+    paths = with_bytecode(with_alternatives(paths_of(closure(packages))))
     changes = [
         "ENV PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
         "ENV LANG=C.UTF-8",

@@ -172,7 +172,7 @@ def health(role: str, env: dict[str, str]) -> int:
         elif role == "s3":
             get(object_server(env["OBJECTS_URL"]))
         elif role == "engine":
-            get(f"{env['ENGINE_URL'].rstrip('/')}/health")
+            get(f"{env['ENGINE_URL'].rstrip('/')}/ready")  # SGLang's /health generates a token each time
         elif role == "proxy":
             get(f"http://proxy.control:{ADMIN_PORT}/health")
         elif role == "api":
@@ -190,7 +190,7 @@ def get(url: str) -> None:
         with urllib.request.urlopen(url, timeout=5) as reply:
             reply.read()
     except urllib.error.HTTPError as e:
-        if e.code >= 500 or e.code == 404:
+        if e.code >= 500:
             raise
 
 
@@ -218,10 +218,12 @@ def ask(url: str, *words: str) -> list[str]:
 def ask_client(url: str, *words: str) -> list[str]:
     from polar.store.connection import connect
 
-    client: Any = connect(url, socket_timeout=5, single_connection_client=True)
-    raw = {"CLIENT": {}, "PING": {}}
-    client.response_callbacks = raw  # plain text, as from a socket
-    return [v.decode() if isinstance(v, bytes) else str(v) for v in (client.execute_command(*w.split()) for w in words)]
+    connection = connect(url, socket_timeout=5).connection_pool.get_connection()
+    out = []
+    for w in words:
+        connection.send_command(*w.split())
+        out.append(bytes(connection.read_response()).decode())
+    return out
 
 
 def command(f: Any, *words: str) -> str:

@@ -27,7 +27,7 @@ _ENDS = {
     "TimeExceeded": "agent_timeout",
     "RepeatedFormatError": "agent_error",
 }
-_EXIT = re.compile(r"^Exit:\s*\n(\w+)\s*$", re.M)
+_EXIT = re.compile(r"^Exit:[ \t]*\n(.*)$", re.M)
 # JSON is YAML but for characters that YAML readers refuse, or take for line ends, unless they are escaped.
 _UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
@@ -89,10 +89,11 @@ class MiniSweAgent:
         result = by_exit_code(exit_code, output)
         if exit_code == 0:
             ends = _EXIT.findall(output)
-            if ends and ends[-1] in _ENDS:
-                result.termination = _ENDS[ends[-1]]  # type: ignore[assignment]
-                result.message = f"mini-swe-agent ended with {ends[-1]}"
-                result.notes["exit_status"] = ends[-1]
+            status = ends[-1].strip() if ends else ""
+            if status in _ENDS:
+                result.termination = _ENDS[status]  # type: ignore[assignment]
+                result.message = f"mini-swe-agent ended with {status}"
+                result.notes["exit_status"] = status
         elif exit_code is not None and "ContextWindowExceededError" in output:
             result = Outcome(termination="context_overflow", message=last_lines(output))
         return result

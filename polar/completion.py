@@ -56,7 +56,7 @@ class Completion(Struct, kw_only=True, eq=False, omit_defaults=True):
     stream: bool = False
     role: Role = "unknown"
     request_hash: str = ""
-    delivered: bool = True
+    delivered: bool = True  # false: known not to have reached its client whole
     message_shared: int = 0
     messages: list[Any] = field(default_factory=list)
     tools_hash: str = ""

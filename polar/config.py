@@ -25,7 +25,7 @@ class Model(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     context_length: Annotated[int, Meta(ge=1)] = 8192
-    max_new_tokens: Annotated[int, Meta(ge=1)] = 1024  # when neither task nor harness bounds it
+    max_new_tokens: Annotated[int, Meta(ge=1)] = 1024  # of one answer at most; task and harness may ask for less
     api_key_env: str | None = None  # name of the variable that holds the engine's key
 
 
@@ -34,7 +34,7 @@ class Settings(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
     s3://bucket/prefix?endpoint=http://…  (credentials from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)."""
 
     data_dir: str = ".polar"
-    namespace: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")] = "polar"
+    namespace: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$(?!\n)")] = "polar"
     broker: str = ""
     store: str = ""  # empty: the same as the broker
     objects: str = ""  # empty: file://<data_dir>/objects

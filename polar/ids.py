@@ -7,7 +7,8 @@ import secrets
 import time
 
 # One path segment, no leading dot or dash: also a legal container name and object key segment.
-ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
+# (`$` alone would let a trailing newline pass; `\Z` isn't known to JSON Schema's regular expressions.)
+ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$(?!\n)"
 _ID = re.compile(ID_PATTERN)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import signal
 import sys
 from pathlib import Path
@@ -27,6 +28,7 @@ def main() -> int:
     cli.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
     args = cli.parse_args()
     logs.configure(args.log_level)
+    sys.setswitchinterval(0.001)  # a long prompt being rendered in its thread holds up the streams less
     try:
         return asyncio.run(_serve(load(args.config), args))
     except PolarError as e:
@@ -50,6 +52,8 @@ async def _serve(settings: Settings, args: argparse.Namespace) -> int:
     for sig in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(sig, stop.set)
     await server.start()
+    gc.collect()
+    gc.freeze()  # what the libraries loaded stays; walking it again would stop every stream
     for path, url in ((args.admin_port_file, server.admin_url), (args.port_file, server.url)):
         if path is not None and url:
             write_atomically(path, url)

@@ -28,8 +28,7 @@ _TOOL = {
 class TemplateBridge:
     """`roles` are the roles proven for new messages."""
 
-    def __init__(self, renderer: Any, stop_ids: frozenset[int]):
-        self._renderer = renderer
+    def __init__(self, stop_ids: frozenset[int]):
         self._stops = stop_ids
         self._stubs: dict[tuple[str, ...], tuple[int, int]] = {}  # by the names of a turn's calls
         self.roles: frozenset[str] = frozenset()
@@ -37,10 +36,10 @@ class TemplateBridge:
     @classmethod
     def proven(cls, renderer: Any, stop_ids: frozenset[int]) -> TemplateBridge | None:
         """The bridge, if the template passes; roles whose conversations it refuses to render stay unproven."""
-        bridge = cls(renderer, stop_ids)
+        bridge = cls(stop_ids)
         proven: set[str] = set()
         for roles, history, turn, new, tools in _cases():
-            outcome = bridge._check(history, turn, new, tools)
+            outcome = bridge._check(renderer, history, turn, new, tools)
             if outcome is False:
                 return None
             if outcome:
@@ -49,19 +48,19 @@ class TemplateBridge:
         return bridge if "user" in proven else None
 
     def extend(
-        self, prompt: np.ndarray, sampled: np.ndarray, response: Message, new: list[Message]
+        self, renderer: Any, prompt: np.ndarray, sampled: np.ndarray, response: Message, new: list[Message]
     ) -> np.ndarray | None:
         if not new or any(m["role"] not in self.roles for m in new):
             return None
         try:
-            close, tail = self._tail(response, new)
+            close, tail = self._tail(renderer, response, new)
         except Exception:  # templates raise whatever they like; the full render will say it to the harness
             return None
         # A turn that was cut off (length, abort, stop string) has no closing token of its own.
         closed = len(sampled) > 0 and int(sampled[-1]) in self._stops
         return np.concatenate([prompt, sampled, arrays.ids(tail if closed else [close, *tail])])
 
-    def _tail(self, response: Message, new: list[Message]) -> tuple[int, list[int]]:
+    def _tail(self, renderer: Any, response: Message, new: list[Message]) -> tuple[int, list[int]]:
         """The closing token, and what the template puts between it and the next sampled token."""
         stub: Message = {"role": "assistant", "content": "b"}
         if response.get("tool_calls"):
@@ -71,18 +70,18 @@ class TemplateBridge:
                 for c in response["tool_calls"]
             ]
         base = [{"role": "user", "content": "a"}, stub]
-        nth, close = self._closing(base)
-        extended = self._renderer.render_ids(base + new, add_generation_prompt=True)
+        nth, close = self._closing(renderer, base)
+        extended = renderer.render_ids(base + new, add_generation_prompt=True)
         at = [i for i, t in enumerate(extended) if t in self._stops][nth - 1]
         if extended[at] != close:
             raise ValueError("the template closes turns in different ways")
         return close, extended[at + 1 :]
 
-    def _closing(self, base: list[Message]) -> tuple[int, int]:
+    def _closing(self, renderer: Any, base: list[Message]) -> tuple[int, int]:
         """How many stop tokens the stub conversation has, and its last one, which closes the assistant turn."""
         key = tuple(c["function"]["name"] for c in base[1].get("tool_calls", ()))
         if key not in self._stubs:
-            stops = [t for t in self._renderer.render_ids(base) if t in self._stops]
+            stops = [t for t in renderer.render_ids(base) if t in self._stops]
             if not stops:
                 raise ValueError("the template doesn't close an assistant turn with a stop token")
             if len(self._stubs) > 1000:
@@ -90,11 +89,13 @@ class TemplateBridge:
             self._stubs[key] = len(stops), stops[-1]
         return self._stubs[key]
 
-    def _check(self, history: list[Message], turn: Message, new: list[Message], tools: list[Any] | None) -> bool | None:
+    def _check(
+        self, renderer: Any, history: list[Message], turn: Message, new: list[Message], tools: list[Any] | None
+    ) -> bool | None:
         """True proven, False refuted, None if the template can't render this conversation at all."""
         try:
-            prompt = self._renderer.render_ids(history, tools=tools, add_generation_prompt=True)
-            full = self._renderer.render_ids([*history, turn, *new], tools=tools, add_generation_prompt=True)
+            prompt = renderer.render_ids(history, tools=tools, add_generation_prompt=True)
+            full = renderer.render_ids([*history, turn, *new], tools=tools, add_generation_prompt=True)
         except Exception:
             return None
         if full[: len(prompt)] != prompt:
@@ -103,7 +104,7 @@ class TemplateBridge:
         if end is None:
             return False
         try:
-            close, tail = self._tail(turn, new)
+            close, tail = self._tail(renderer, turn, new)
         except Exception:
             return False
         return full[end] == close and full[end + 1 :] == tail

@@ -32,6 +32,8 @@ T = TypeVar("T")
 _STREAMABLE = {"default", "qwen3", "prime-qwen3", "qwen3.5", "qwen3.6", "qwen3.8"}
 # Statuses of a parsed block that name a call: `invalid_json` with a name is a parameter that is a bare string.
 _USABLE = {"ok", "invalid_json", "unknown_tool"}
+# Up to so many characters of new messages, rendering on the loop is quicker than a change of threads.
+_INLINE = 8192
 # The reasoning channel of a prompt is decided by its last turn's opening.
 PROMPT_TAIL = 256
 
@@ -107,16 +109,25 @@ class Codec:
         self, prompt: np.ndarray, sampled: np.ndarray, response: Message, new: list[Message], tools: list[Any]
     ) -> np.ndarray | None:
         """prompt + sampled, closed, then the new messages and an opened assistant turn; None if that can't be proven."""
-        return await self._in_thread(lambda: self._extended(prompt, sampled, response, new, tools))
+        new = self._prepare(new)
+        size = sum(len(m["content"]) for m in new) + (0 if self.bridge is not None else len(prompt))
+        if size <= _INLINE:
+            return self._extended(self._parse, prompt, sampled, response, new, tools)
+        return await self._in_thread(lambda: self._extended(self._render, prompt, sampled, response, new, tools))
 
     def _extended(
-        self, prompt: np.ndarray, sampled: np.ndarray, response: Message, new: list[Message], tools: list[Any]
+        self,
+        renderer: Any,
+        prompt: np.ndarray,
+        sampled: np.ndarray,
+        response: Message,
+        new: list[Message],
+        tools: list[Any],
     ) -> np.ndarray | None:
-        new = self._prepare(new)
         if self.bridge is not None:
-            return self.bridge.extend(prompt, sampled, response, new)
+            return self.bridge.extend(renderer, prompt, sampled, response, new)
         try:
-            out = self._render.bridge_to_next_turn(prompt.tolist(), sampled.tolist(), new, tools=tools or None)
+            out = renderer.bridge_to_next_turn(prompt.tolist(), sampled.tolist(), new, tools=tools or None)
         except Exception:  # a bridge that can't is the same as none
             return None
         return None if out is None else arrays.ids(out.token_ids)

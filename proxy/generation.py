@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("polar.proxy")
 
+# A retry waits for the end of what it retries: then it is known whether it repeats, replays or continues.
+_WAIT_FOR_ABORTED = 5.0
+_CHARS_PER_TOKEN = 32  # more than any text has on average
+
 
 class Generation:
     """`events` grows until `done`; then either the last one is a Finish or `error` says what went wrong. `rewritten` is
@@ -40,6 +45,8 @@ class Generation:
         self.events: list[Event] = []
         self.error: CallError | None = None
         self.done = False
+        self.ended = asyncio.Event()
+        self.after: Generation | None = None  # an aborted one of the same request, still being stored
         self.accepted = False
         self.rewritten = False
         self.created = time.time()
@@ -105,17 +112,24 @@ class Generation:
             await self._run()
         except CallError as e:
             self.error = e
-        except Exception as e:
+        except Exception:
             log.exception("generation failed", extra=self._ids())
-            self.error = CallError("internal", "the proxy failed to serve this call", code=type(e).__name__.lower())
+            self.error = CallError("internal", "the proxy failed to serve this call", code="internal")
         finally:
+            if self.error is not None:
+                await self._service.store.note(self.grant, self.error)
             self.done = True
+            self.ended.set()
             if self.attempt.generations.get(self.request_hash) is self:
                 del self.attempt.generations[self.request_hash]
             self._notify()
 
     async def _run(self) -> None:
         store, request, attempt, served = self._service.store, self.request, self.attempt, self.served
+        if self.after is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.after.ended.wait(), _WAIT_FOR_ABORTED)
+            self.after = None
         await store.sync(attempt)
         digests = history.chain(served.key, request.messages)
         tools = linking.tools_hash(request)
@@ -124,6 +138,7 @@ class Generation:
             await store.check_open(self.grant)
             self._replay(found.latest)
             return
+        self._refuse_hopeless()
         plan = await linking.plan(attempt, served.codec, request, digests, found, tools)
         self.prompt_tokens = len(plan.prompt)
         room = served.row.context_length - len(plan.prompt)
@@ -139,6 +154,12 @@ class Generation:
         finally:
             if not self._storing:
                 await store.abandon(self.grant, self.id)
+
+    def _refuse_hopeless(self) -> None:
+        """Text that can't fit is not worth tokenising: it would only keep the others waiting."""
+        size = sum(len(m["content"]) for m in self.request.messages)
+        if size > self.served.row.context_length * _CHARS_PER_TOKEN:
+            raise overflow(size // _CHARS_PER_TOKEN, self.served.row.context_length)
 
     async def _sample(self, plan: Plan, index: int, tools: str, room: int) -> None:
         """Sample, store, publish. Raises CallError if there is no whole answer."""
@@ -159,7 +180,7 @@ class Generation:
             prompt=plan.prompt,
             sampling=params,
             stop_ids=sorted(served.codec.stop_ids),
-            tokens=lambda ids: self._publish(parser.feed(ids)),
+            tokens=lambda ids: self._publish(self._fed(parser, ids)),
             accepted=self.accept,
             cancel=self._cancel,
         )
@@ -179,15 +200,26 @@ class Generation:
             self.events = unfold(message)
         self._publish([self._finish(completion)])
 
-    def _parsed(self, parser: StreamParser, sample: Sample) -> tuple[Message, list[Event]]:
-        matched = sample.stop_matched if isinstance(sample.stop_matched, str) else None
+    def _fed(self, parser: StreamParser, ids: list[int]) -> list[Event]:
         try:
-            return parser.finish(matched)
+            return parser.feed(ids)
+        except Exception:  # no parser's fault may cost a sampled token
+            log.exception("parser failed", extra=self._ids())
+            parser.hold()
+            return []
+
+    def _parsed(self, parser: StreamParser, sample: Sample) -> tuple[Message, list[Event]]:
+        try:
+            return parser.finish(sample.stop_matched)
         except Contradiction as e:
-            log.warning("streamed text contradicted", extra=self._ids())
-            self._service.metrics.contradictions.inc()
-            self.rewritten = bool(self.events)
-            return e.message, unfold(e.message)
+            message = e.message
+        except Exception:
+            log.exception("parser failed", extra=self._ids())
+            message = {"role": "assistant", "content": self.served.codec.decode(sample.ids)}
+        log.warning("streamed text contradicted", extra=self._ids())
+        self._service.metrics.contradictions.inc()
+        self.rewritten = bool(self.events)
+        return message, unfold(message)
 
     def _completion(
         self, plan: Plan, index: int, tools: str, params: dict[str, Any], s: Sample, message: Message, started: float

@@ -24,12 +24,13 @@ def effective(grant: Grant, request: Request, row_limit: int, room: int) -> dict
     if pinned.honour_harness:
         for name, (low, high) in _HONOURED.items():
             if name in request.wishes:
-                out[name] = min(max(float(request.wishes[name]), low), high)
+                out[name] = float(min(max(request.wishes[name], low), high))
         if "top_k" in request.wishes:
-            out["top_k"] = int(request.wishes["top_k"]) if request.wishes["top_k"] >= 1 else -1
+            out["top_k"] = min(int(request.wishes["top_k"]), 1 << 30) if request.wishes["top_k"] >= 1 else -1
         if "seed" in request.wishes:
             seed = int(request.wishes["seed"])
-    bounds = [row_limit, room, request.max_tokens, pinned.max_new_tokens]
+    # Engines count one token more for themselves at the very end of the context.
+    bounds = [row_limit, max(1, room - 1), request.max_tokens, pinned.max_new_tokens]
     out["max_new_tokens"] = min(b for b in bounds if b is not None)
     if request.stop:
         out["stop"] = request.stop

@@ -45,7 +45,7 @@ class Server:
         self._runners.append(runner)
         site = web.TCPSite(runner, host, port, backlog=1024)
         await site.start()
-        self.url = _url(host, _port(site))
+        self.url = _url(host, runner.addresses[0][1])
         if socket:
             Path(socket).parent.mkdir(parents=True, exist_ok=True)
             await web.UnixSite(runner, socket, backlog=1024).start()
@@ -56,7 +56,7 @@ class Server:
             self._runners.append(admin)
             admin_site = web.TCPSite(admin, admin_host, admin_port)
             await admin_site.start()
-            self.admin_url = _url(admin_host, _port(admin_site))
+            self.admin_url = _url(admin_host, admin.addresses[0][1])
 
     async def stop(self) -> None:
         """Stop listening, store what is in flight, close."""
@@ -82,10 +82,6 @@ class Server:
         app.router.add_get("/health", health)
         app.router.add_get("/metrics", metrics)
         return app
-
-
-def _port(site: web.TCPSite) -> int:
-    return site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
 
 
 def _url(host: str, port: int) -> str:

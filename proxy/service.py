@@ -11,13 +11,14 @@ import numpy as np
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from polar.codec import pack
 from polar.config import Settings
 from polar.ids import new_id
 from polar.store.capture import AsyncCapture, Grant
 from polar.store.connection import connect_async
 from polar.store.keys import Keys
 from proxy.attempt import Attempts
-from proxy.failures import gone, unavailable
+from proxy.failures import bad, gone, unavailable
 from proxy.generation import Generation
 from proxy.linking import request_hash
 from proxy.metrics import Metrics
@@ -79,6 +80,7 @@ class Service:
         """The generation that answers the request, begun or joined; the caller listens to it already."""
         if self.draining:
             raise unavailable("the proxy is shutting down")
+        _refuse_unstorable(request)
         attempt = self.attempts.get(grant.attempt_id)
         if attempt.closed:
             raise gone()
@@ -94,6 +96,7 @@ class Service:
             return flying
         served = self.table.pick(request.model, grant.model)
         generation = Generation(self, grant, served, attempt, request, dialect)
+        generation.after = flying
         generation.listen()
         attempt.generations[generation.request_hash] = generation
         task = asyncio.create_task(generation.run())
@@ -148,3 +151,12 @@ class Service:
             await work()
         except ERRORS as e:
             log.warning("store not reachable", extra={"why": type(e).__name__})
+
+
+def _refuse_unstorable(request: Request) -> None:
+    """What can't be captured must not be sampled. Everything else in a request is plain text."""
+    for name, value in (("tools", request.tools), ("sampling", request.wishes)):
+        try:
+            pack(value)
+        except Exception as e:
+            raise bad(f"'{name}' has a value that can't be stored: {e}"[:200], name) from e

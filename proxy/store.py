@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import time
@@ -11,7 +12,7 @@ from collections import OrderedDict
 import redis.exceptions
 
 from polar.completion import Completion
-from polar.store.capture import AsyncCapture, Grant
+from polar.store.capture import AsyncCapture, Grant, Note
 from proxy.attempt import Attempt
 from proxy.failures import CallError, gone, unavailable, unknown_capability
 
@@ -95,6 +96,17 @@ class Store:
         """Nothing was sampled: no turn is charged. Doesn't wait longer than a moment; a stored one is left as it is."""
         task = self._later(self._end(grant, completion_id, None, 600.0))
         await asyncio.wait({task}, timeout=1.0)
+
+    async def note(self, grant: Grant, error: CallError) -> None:
+        """Remember a call that was not answered, if it says something about how the session will end."""
+        what: Note | None = None
+        if error.kind in ("unavailable", "internal") and error.code != "aborted":
+            what = "infra"
+        elif error.kind == "context_overflow":
+            what = "context_overflow"
+        if what:
+            with contextlib.suppress(*ERRORS):
+                await self._capture.note(grant, what, f"{error.code}: {error.message}")
 
     async def flush(self, timeout: float) -> None:
         """Wait for stores that are still being retried."""

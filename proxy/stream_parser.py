@@ -67,14 +67,20 @@ class StreamParser:
             self._send(self._channel, self._certain())
         return self._sent[before:]
 
-    def finish(self, matched: str | None) -> tuple[Message, list[Event]]:
-        """The authoritative message, and the events still to be sent. `matched` is the stop sequence that ended the
-        sample. Raises Contradiction."""
+    def hold(self) -> None:
+        """Send nothing more before finish()."""
+        self._live = False
+
+    def finish(self, matched: int | str | None) -> tuple[Message, list[Event]]:
+        """The authoritative message, and the events still to be sent. `matched` is the stop sequence or token that ended
+        the sample. Raises Contradiction."""
         before = len(self._sent)
-        parsed = self._codec.parse(self._ids, self._prompt_tail, self._tools)
+        # An engine may know end tokens that the template doesn't.
+        ids = self._ids[:-1] if self._ids and matched == self._ids[-1] else self._ids
+        parsed = self._codec.parse(ids, self._prompt_tail, self._tools)
         reasoning = parsed.reasoning.strip()
         content, calls = self._resolve(parsed, len(parsed.attempts))
-        if matched:
+        if isinstance(matched, str):
             reasoning, content = _cut(reasoning, content, matched)
         whole: list[Event] = [Reasoning(reasoning), Text(content), *calls]
         message, _ = fold([e for e in whole if not isinstance(e, (Reasoning, Text)) or e.text])

@@ -23,7 +23,8 @@ MOUNT = "/run/polar-proxy"
 NAMESPACE, RELAY = "namespace", "relay"
 
 _lock = threading.Lock()
-_open: dict[str, tuple[Forward, int]] = {}  # by container: its listener and how many commands need it
+# By container and its first process (a restart makes a new network): the listener, and how many commands need it.
+_open: dict[tuple[str, int], tuple[Forward, int]] = {}
 
 
 def may_enter() -> bool:
@@ -33,8 +34,9 @@ def may_enter() -> bool:
 @contextlib.contextmanager
 def opened(container: str, pid: int, proxy: ProxyEndpoint) -> Iterator[None]:
     """The `namespace` way, for as long as the context lasts. `pid` is the container's first process."""
+    key = (container, pid)
     with _lock:
-        forward, users = _open.get(container, (None, 0))
+        forward, users = _open.get(key, (None, 0))
         if forward is None:
             if not netns.is_container(pid, container):
                 raise InfraError("the container's processes can't be seen from here", code="exec_failed")
@@ -43,16 +45,16 @@ def opened(container: str, pid: int, proxy: ProxyEndpoint) -> Iterator[None]:
             except OSError as e:
                 why = f"port {PORT} inside is taken" if e.errno == errno.EADDRINUSE else str(e)
                 raise InfraError(f"can't bring the proxy inside: {why}", code="exec_failed") from e
-        _open[container] = (forward, users + 1)
+        _open[key] = (forward, users + 1)
     try:
         yield
     finally:
         with _lock:
-            forward, users = _open[container]
+            forward, users = _open[key]
             if users > 1:
-                _open[container] = (forward, users - 1)
+                _open[key] = (forward, users - 1)
             else:
-                del _open[container]
+                del _open[key]
                 forward.close()
 
 

@@ -74,7 +74,8 @@ def translated(code: str) -> Iterator[None]:
     except NotFound:
         raise
     except APIError as e:
-        raise InfraError(f"Docker engine: {e.explanation or e}", code=code) from e
+        # 400: what was asked for is wrong, and will be.
+        raise InfraError(f"Docker engine: {e.explanation or e}", code=code, retryable=e.status_code != 400) from e
     except (DockerException, requests.RequestException, OSError) as e:
         raise InfraError(f"Docker engine can't be reached: {e}", code=code) from e
 

@@ -67,6 +67,8 @@ class DockerSandbox:
         output = Output(output_limit, log, log_limit)
         mark = secrets.token_hex(12)
         command = ["sh", "-c", argv] if isinstance(argv, str) else argv
+        # The engine's two streams come in no certain order; one keeps what was written first first.
+        command = ["sh", "-c", 'exec "$@" 2>&1', "sh", *command]
         try:
             with self._existing(), self._reachable() as pid:
                 begun = procs.ticks_now()

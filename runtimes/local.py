@@ -21,7 +21,8 @@ from polar.ids import is_id, new_id
 from polar.sandbox import ProxyEndpoint, SandboxRef
 from polar.task import RuntimeSpec
 from runtimes import bwrap, forward
-from runtimes.local_sandbox import LocalSandbox, Record, mount_points
+from runtimes.local_box import Record, mount_points
+from runtimes.local_sandbox import LocalSandbox
 from runtimes.options import check_volumes, read_options, refuse
 
 log = logging.getLogger("polar.local")

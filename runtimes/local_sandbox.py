@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import secrets
-import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from msgspec import Struct, field
-
-from polar.errors import InfraError, NotFound, UnsupportedSpec
-from polar.sandbox import ExecResult, ProxyEndpoint, SandboxRef
-from polar.task import RuntimeSpec, Volume
-from runtimes import bwrap, forward, procs, tree
+from polar.errors import InfraError, NotFound
+from polar.sandbox import ExecResult
+from runtimes import bwrap, procs, tree
 from runtimes.inroot import Escape, Root
+from runtimes.local_box import Command, Record, boxed, may_be_top
 from runtimes.output import Output
 from runtimes.paths import inside
 from runtimes.supervise import supervise
@@ -35,19 +33,6 @@ _ULIMIT = {
 }
 
 
-class Record(Struct, kw_only=True):
-    """What is kept of a sandbox on this host; private to it, since `env` may hold secrets. `proxy` is set where its
-    listener must be brought inside."""
-
-    ref: SandboxRef
-    env: dict[str, str] = field(default_factory=dict)
-    network: str = "none"
-    proxy: ProxyEndpoint | None = None
-    volumes: list[Volume] = field(default_factory=list)
-    mounts: list[str] = field(default_factory=list)
-    rlimits: dict[str, int] = field(default_factory=dict)
-
-
 class Place(Protocol):
     """The part of the runtime that a sandbox needs."""
 
@@ -57,28 +42,9 @@ class Place(Protocol):
     def record_path(self, sandbox_id: str) -> Path: ...
 
 
-def mount_points(spec: RuntimeSpec) -> tuple[str, ...]:
-    """The writable folders of a boxed sandbox. Raises UnsupportedSpec for a place that can't be writable, or safe: a
-    mount may not lie below a folder that the agent could exchange for a link, since mounting would follow it. What lies
-    directly in a mounted folder can't be exchanged, being a mount point itself."""
-    workdir = (spec.workdir or "/work").rstrip("/")
-    if not workdir or ".." in workdir.split("/"):
-        raise UnsupportedSpec(f"runtime.workdir: '{spec.workdir}' can't be a sandbox's working directory")
-    if bwrap.under(workdir, bwrap.OWN):
-        raise UnsupportedSpec(f"runtime.workdir: '{workdir}' is in a folder that the 'local' runtime keeps read-only")
-    outer: list[str] = []
-    for path in sorted({workdir, bwrap.HOME, "/tmp"}):
-        if not bwrap.under(path, tuple(outer)):
-            outer.append(path)
-    for path in [*bwrap.python(), "/run"]:
-        if bwrap.under(path, tuple(outer)) or bwrap.under(workdir, (path,)):
-            raise UnsupportedSpec(f"runtime.workdir: '{workdir}' overlaps '{path}', which must stay read-only")
-    for i, v in enumerate(spec.volumes):
-        parent = v.target.rpartition("/")[0]
-        below = parent not in outer and bwrap.under(parent, tuple(outer))
-        if below or bwrap.under(v.target, bwrap.OWN) or any(bwrap.under(p, (v.target,)) for p in outer):
-            raise UnsupportedSpec(f"runtime.volumes[{i}].target: '{v.target}' overlaps a folder of the sandbox's own")
-    return tuple(outer)
+@contextlib.contextmanager
+def _plain(argv: list[str]) -> Iterator[Command]:
+    yield Command(argv, (), lambda: None, lambda result: None)
 
 
 class LocalSandbox:
@@ -98,6 +64,8 @@ class LocalSandbox:
         (self._files / inner.lstrip("/")).mkdir(parents=True, exist_ok=True)
         (self._files / bwrap.HOME.lstrip("/")).mkdir(parents=True, exist_ok=True)
         for v in self._record.volumes:
+            if not os.path.exists(v.source):
+                raise FileNotFoundError(errno.ENOENT, "no such volume source", v.source)
             place = self._files / v.target.lstrip("/")
             if bwrap.under(v.target, tuple(self._record.mounts)):
                 place.mkdir(exist_ok=True) if os.path.isdir(v.source) else place.touch()
@@ -132,19 +100,20 @@ class LocalSandbox:
             )
 
         try:
-            with contextlib.ExitStack() as stack:
-                full, fds, spawned = self._wrap(inner, stack) if self._boxed else (inner, (), lambda: None)
-                return supervise(
-                    full,
+            with boxed(self._record, self._files, self._place.data_dir, inner) if self._boxed else _plain(inner) as box:
+                result = supervise(
+                    box.argv,
                     env=self._env(env, mark),
                     cwd=None if self._boxed else str(self._files),
                     stdin=stdin,
                     watch=watch,
                     output=output,
                     kill=kill,
-                    pass_fds=fds,
-                    spawned=spawned,
+                    pass_fds=box.fds,
+                    spawned=box.spawned,
                 )
+                box.verify(result)
+                return result
         finally:
             output.close()
 
@@ -162,56 +131,6 @@ class LocalSandbox:
             for flag, factor in [_ULIMIT[name]]
         )
 
-    def _wrap(
-        self, inner: list[str], stack: contextlib.ExitStack
-    ) -> tuple[list[str], tuple[int, ...], Callable[[], None]]:
-        """bubblewrap's argument vector, the descriptors it inherits, and what to do once it has them."""
-        found = bwrap.find()
-        if isinstance(found, str):
-            raise InfraError(f"bubblewrap doesn't work any more: {found}", code="exec_failed")
-        fds: list[int] = []
-        spawned: Callable[[], None] = lambda: None  # noqa: E731
-        if self._record.proxy is not None:
-            mine, theirs = socket.socketpair()
-            serving = forward.forwarder().serve_from(mine, bwrap.receive_listener, self._record.proxy)
-            stack.callback(serving.close)
-            stack.callback(theirs.close)
-            fds.append(theirs.fileno())
-            spawned = theirs.close
-            inner = bwrap.listening(inner, theirs.fileno(), forward.PORT)
-        return [*self._bwrap_args(found), "--", *inner], tuple(fds), spawned
-
-    def _bwrap_args(self, found: bwrap.Bwrap) -> list[str]:
-        # The host name is the sandbox's id, so that the process can be found by it.
-        args = [found.binary, *found.flags, "--hostname", self.ref.handle, "--die-with-parent", "--new-session"]
-        if self._record.network != "internet":
-            args += ["--unshare-net"]
-        args += bwrap.system_binds()
-        beside = bwrap.environment(self._taken())
-        args += [arg for path in beside for arg in ("--ro-bind", path, path)]
-        if bwrap.under(str(self._place.data_dir), (*bwrap.SYSTEM, *bwrap.python(), *beside)):
-            args += ["--tmpfs", str(self._place.data_dir)]
-        if self._record.network == "internet":
-            args += bwrap.resolver_binds()
-        for path in self._writable():
-            args += ["--bind", str(self._files / path.lstrip("/")), path]
-        for v in self._record.volumes:
-            args += ["--ro-bind", v.source, v.target]
-        # A read-only root: what can't last must not seem to.
-        return [*args, "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/run", "--remount-ro", "/"]
-
-    def _writable(self) -> list[str]:
-        """The mount points, and the top folders that uploads made beside them."""
-        tops = {"/" + e.name for e in os.scandir(self._files) if e.is_dir(follow_symlinks=False)}
-        return [*self._record.mounts, *sorted(t for t in tops if self._may_be_top(t))]
-
-    def _may_be_top(self, top: str) -> bool:
-        taken = [*self._taken(), *bwrap.python(), *bwrap.OWN, "/run", "/home"]
-        return not any(bwrap.under(t, (top,)) for t in taken)
-
-    def _taken(self) -> list[str]:
-        return [*self._record.mounts, *(v.target for v in self._record.volumes)]
-
     # -- files
 
     def _writable_path(self, target: str, *, folder: bool = False) -> str:
@@ -220,7 +139,7 @@ class LocalSandbox:
             parts = [p for p in path.split("/") if p not in ("", ".")]
             top = "/" + parts[0] if parts else "/"
             if not bwrap.under(path, tuple(self._record.mounts)) and not (
-                len(parts) > (0 if folder else 1) and self._may_be_top(top)
+                len(parts) > (0 if folder else 1) and may_be_top(self._record, top)
             ):
                 raise InfraError(
                     f"can't write to '{path}': the 'local' runtime keeps it read-only; "

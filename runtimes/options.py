@@ -38,6 +38,8 @@ def check_volumes(spec: RuntimeSpec, private: str) -> None:
         for name, path in (("source", volume.source), ("target", volume.target)):
             if not path.startswith("/") or posixpath.normpath(path) != path.rstrip("/") or ":" in path:
                 raise UnsupportedSpec(f"{where}.{name}: '{path}' is not a plain absolute path")
+        if volume.target.rstrip("/") in ("", "/proc", "/sys", "/dev"):
+            raise UnsupportedSpec(f"{where}.target: nothing can be mounted at '{volume.target}'")
         for bad in FORBIDDEN_SOURCES:
             if volume.source.rstrip("/") == bad.rstrip("/") or (bad != "/" and _inside(volume.source, bad)):
                 raise UnsupportedSpec(f"{where}.source: '{volume.source}' is never mounted into a sandbox")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import tarfile
 from collections.abc import Iterator
@@ -200,37 +199,27 @@ def unpack(archive: Path, target: Path, limit: int) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder that an agent made, whatever modes and depth it has. Raises OSError if something is left."""
+    """Remove a folder that an agent made, whatever modes and depth it has. Raises OSError if something is left.
 
-    def allow(_function, name, _info):
-        for p in (os.path.dirname(name), name):
-            try:
-                if not os.path.islink(p):
-                    os.chmod(p, 0o700)
-            except OSError:
-                pass
-
-    try:
-        for _ in range(3):
-            if path.exists():
-                shutil.rmtree(path, onerror=allow)
-    except RecursionError:
-        pass
-    if path.exists():
-        _remove_deep(path)
-
-
-def _remove_deep(path: Path) -> None:
-    """Flatten instead of descending: a chain of folders deeper than a path may be long can't be named at its end."""
-    lift = 0
-    while path.exists():
-        children = [e for e in os.scandir(path) if e.is_dir(follow_symlinks=False)]
-        if not children:
-            shutil.rmtree(path)
-            return
-        for child in children:
-            os.chmod(child.path, 0o700)
-            for inner in list(os.scandir(child.path)):
-                lift += 1
-                os.rename(inner.path, path / f".polar-{lift}")
-            os.rmdir(child.path)
+    Folders are lifted to the top before they are emptied: a chain of them may be deeper than any path or stack."""
+    if not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
+    os.chmod(path, 0o700)
+    todo, lifted = [str(path)], 0
+    while todo:
+        folder = todo.pop()
+        for entry in list(os.scandir(folder)):
+            if not entry.is_dir(follow_symlinks=False):
+                os.unlink(entry.path)
+                continue
+            os.chmod(entry.path, 0o700)
+            place = entry.path
+            if folder != str(path):
+                lifted += 1
+                place = str(path / f".polar-{os.getpid()}-{lifted}")
+                os.rename(entry.path, place)
+            todo.append(place)
+        if folder != str(path):
+            os.rmdir(folder)
+    os.rmdir(path)

@@ -1,4 +1,4 @@
-"""Submission: all checks first, then one atomic write per task."""
+"""Submission: all checks first, then one atomic write."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from polar.config import Settings
-from polar.errors import Conflict, InvalidTask
+from polar.errors import InvalidTask
+from polar.ids import session_id
 from polar.objects import ObjectStore
 from polar.store.sessions import SessionStore
 from polar.task import TaskRequest
@@ -35,10 +36,9 @@ def submit(
             raise type(e)(f"task '{task.task_id}': {e.message}") from e
         if task.task_id in seen:
             raise InvalidTask(f"tasks[{i}].task_id: '{task.task_id}' stands twice in this submission")
-        if store.redis.exists(store.keys.task(task.task_id)):
-            raise Conflict(f"task '{task.task_id}' exists already")
         seen.add(task.task_id)
         checked.append((task, backend))
     bases = base if isinstance(base, dict) else {t.task_id: base for t in tasks}
     ready = [(upload_sources(task, objects, bases[task.task_id]), backend) for task, backend in checked]
-    return {task.task_id: store.submit(task, backend) for task, backend in ready}
+    store.submit_all(ready)
+    return {t.task_id: [session_id(t.task_id, i) for i in range(t.num_samples)] for t, _ in ready}

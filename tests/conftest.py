@@ -20,7 +20,7 @@ def redis_url() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="pv") as folder:
         socket = Path(folder) / "s"
         server = ValkeyServer(
-            data_dir=Path(folder), unix_socket_path=socket, persist=True, **{"maxmemory-policy": "noeviction"}
+            port=0, data_dir=Path(folder), unix_socket_path=socket, persist=True, **{"maxmemory-policy": "noeviction"}
         )
         server.start()
         try:

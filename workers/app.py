@@ -13,6 +13,7 @@ from celery import Celery
 from polar.config import Settings
 from polar.store.connection import for_celery
 from polar.store.sessions import Hint
+from workers.acks import AckAgain
 
 log = logging.getLogger("polar.hints")
 
@@ -56,6 +57,7 @@ def make_app(settings: Settings) -> Celery:
             **transport,
         },
     )
+    app.steps["consumer"].add(AckAgain)
     return app
 
 

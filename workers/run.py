@@ -163,9 +163,13 @@ def _judge_end(ctx: Context, s: Session, adapter: HarnessAdapter, result: ExecRe
         report.termination = limit  # type: ignore[assignment]
     elif result.timed_out:
         report.termination, report.message = "agent_timeout", f"stopped after {result.seconds:.0f} s"
-    failure = ctx.capture.infra(s.attempt_id)
-    if failure and report.termination == "agent_error":
-        raise InfraError(f"the agent failed after the model did: {failure}", code="engine_unavailable", stage="run")
+    if report.termination == "agent_error":
+        notes = ctx.capture.notes(s.attempt_id)
+        if "infra" in notes:
+            message = f"the agent failed after the model did: {notes['infra']}"
+            raise InfraError(message, code="engine_unavailable", stage="run")
+        if "context_overflow" in notes:
+            report.termination, report.message = "context_overflow", notes["context_overflow"]
     if not usage.turns and getattr(adapter, "requires_completions", True) and report.termination != "agent_timeout":
         raise InfraError(
             f"the agent ended without a model call (exit code {result.exit_code}): {_tail(result)}",

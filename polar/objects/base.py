@@ -42,8 +42,17 @@ class ObjectStore(Protocol):
 
 
 def check_key(key: str) -> str:
-    if not key or key.startswith("/") or any(s in ("", ".", "..") for s in key.split("/")) or "\x00" in key:
-        raise PolarError(f"object key {key!r}: segments must be non-empty and not '.' or '..'", code="invalid_key")
+    if (
+        not key
+        or key.startswith("/")
+        or any(s in ("", ".", "..") for s in key.split("/"))
+        or "\x00" in key
+        or "\\" in key
+    ):
+        # A backslash is a separator to some servers.
+        raise PolarError(
+            f"object key {key!r}: segments must be non-empty, not '.' or '..', without backslash", code="invalid_key"
+        )
     return key
 
 

@@ -39,16 +39,14 @@ class FolderStore:
         self._write(key, path, replace=True)
 
     def get(self, key: str) -> bytes:
-        try:
+        with _reading(key):
             return self._path(key).read_bytes()
-        except (FileNotFoundError, NotADirectoryError) as e:
-            raise NotFound(f"no object '{key}'") from e
 
     def get_file(self, key: str, path: Path) -> None:
-        try:
-            shutil.copyfile(self._path(key), path)
-        except (FileNotFoundError, NotADirectoryError) as e:
-            raise NotFound(f"no object '{key}'") from e
+        with _reading(key):
+            source = self._path(key).open("rb")
+        with source, path.open("wb") as out:
+            shutil.copyfileobj(source, out, 1 << 20)
 
     def exists(self, key: str) -> bool:
         return self._path(key).is_file()
@@ -111,6 +109,16 @@ def _enc(segment: str) -> str:
     # A leading dot is escaped too: it keeps keys apart from our own temporary folder.
     text = quote(segment, safe="-_.~ +=@,")
     return "%2E" + text[1:] if text.startswith(".") else text
+
+
+@contextlib.contextmanager
+def _reading(key: str) -> Iterator[None]:
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError) as e:
+        raise NotFound(f"no object '{key}'") from e
+    except OSError as e:
+        raise PolarError(f"object '{key}': {e}", code="store_unavailable", retryable=True) from e
 
 
 def _sync(folder: Path) -> None:

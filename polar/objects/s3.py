@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +23,7 @@ from polar.errors import InvalidConfig, NotFound, PolarError
 from polar.objects.base import check_key
 
 T = TypeVar("T")
+_BUCKET = re.compile(r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")
 _MISSING = {"NoSuchKey", "NoSuchObject"}
 
 
@@ -41,6 +43,8 @@ class S3Store:
         unknown = set(query) - {"endpoint", "region", "create"}
         if unknown or not parts.netloc:
             raise InvalidConfig(f"objects URL '{url}': expected s3://bucket[/prefix]?endpoint=…[&region=…][&create=1]")
+        if not _BUCKET.match(parts.netloc):
+            raise InvalidConfig(f"objects URL '{url}': '{parts.netloc}' is no bucket name; allowed: {_BUCKET.pattern}")
         endpoint = query.get("endpoint", "https://s3.amazonaws.com")
         e = urlsplit(endpoint)
         if e.scheme not in ("http", "https") or not e.netloc:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct, field
 
@@ -18,6 +18,8 @@ from polar.result import Usage
 from polar.store.keys import Keys
 from polar.store.scripts import register
 from polar.task import SamplingSpec
+
+Note = Literal["infra", "context_overflow"]
 
 # What is left of an attempt in Redis is forgotten after this, should nobody clean it up (seconds).
 RETENTION = 7 * 86400
@@ -79,7 +81,8 @@ class CaptureStore:
                 return 0
             beats = self.redis.hgetall(self.keys.proxies)
             now = time.time()
-            alive = [c for c, p in flight.items() if now - float(beats.get(p, 0)) < 10]
+            owners = {value.rpartition(b"|")[0] for value in flight.values()}
+            alive = [p for p in owners if now - float(beats.get(p, 0)) < 10]
             if not alive or time.monotonic() > deadline:
                 return len(flight)
             time.sleep(0.05)
@@ -93,12 +96,14 @@ class CaptureStore:
         n = {k: int(h.get(k.encode(), 0)) for k in ("turns", "prompt_tokens", "sampled_tokens", "cached_tokens")}
         return Usage(**n), h.get(b"limit", b"").decode()
 
-    def infra(self, attempt: str) -> str:
-        """What failed on our side of the model boundary during the attempt ("" if nothing did)."""
-        return (self.redis.hget(self.keys.attempt(attempt), "infra") or b"").decode()
+    def notes(self, attempt: str) -> dict[Note, str]:
+        """What the proxy noted about calls of the attempt that it could not answer."""
+        names: tuple[Note, ...] = ("infra", "context_overflow")
+        values = self.redis.hmget(self.keys.attempt(attempt), *names)
+        return {n: v.decode() for n, v in zip(names, values, strict=True) if v}
 
     def forget(self, attempt: str) -> None:
-        self.redis.delete(self.keys.capture(attempt), self.keys.inflight(attempt))
+        self.redis.delete(self.keys.capture(attempt), self.keys.inflight(attempt), self.keys.stored(attempt))
         # The counters stay a while: a late call must learn that the session ended, not that it never was.
         self.redis.expire(self.keys.attempt(attempt), 3600)
 
@@ -122,8 +127,8 @@ class AsyncCapture:
         return ((await self.redis.hget(self.keys.attempt(attempt), "state")) or b"unknown").decode()
 
     async def begin(self, grant: Grant, completion_id: str) -> tuple[str, int]:
-        """Register a generation: ("ok", index), or (reason, -1) with reason `unknown`, `closed`, `turn_limit` or
-        `token_limit`."""
+        """Register a generation (safe to repeat after a lost answer): ("ok", index), or (reason, -1) with reason
+        `unknown`, `closed`, `turn_limit` or `token_limit`."""
         a = grant.attempt_id
         reply = await self._begin(
             keys=[self.keys.attempt(a), self.keys.inflight(a)],
@@ -137,15 +142,16 @@ class AsyncCapture:
         state, or `duplicate`."""
         a = grant.attempt_id
         c = completion
-        args: list[Any] = [completion_id, b"", 0, 0, 0]
+        args: list[Any] = [completion_id, b"", 0, 0, 0, RETENTION]
         if c is not None:
-            args = [completion_id, pack(c), c.prompt_length, len(c.sampled_ids), c.cached_tokens]
-        keys = [self.keys.attempt(a), self.keys.inflight(a), self.keys.capture(a)]
+            args = [completion_id, pack(c), c.prompt_length, len(c.sampled_ids), c.cached_tokens, RETENTION]
+        keys = [self.keys.attempt(a), self.keys.inflight(a), self.keys.capture(a), self.keys.stored(a)]
         return (await self._end(keys=keys, args=args)).decode()
 
-    async def note_infra(self, grant: Grant, message: str) -> None:
-        """A call could not be answered through no fault of the agent: its error is then not the policy's."""
-        await self.redis.hset(self.keys.attempt(grant.attempt_id), "infra", message[:500])
+    async def note(self, grant: Grant, what: Note, message: str) -> None:
+        """Remember that a call could not be answered: `infra`, through no fault of the agent (its error is then not the
+        policy's), or `context_overflow`."""
+        await self.redis.hset(self.keys.attempt(grant.attempt_id), what, message[:500])
 
     async def read(self, attempt: str, after: str = "-") -> list[tuple[str, Completion]]:
         """(stream id, completion) pairs; `after` is exclusive unless "-"."""
@@ -158,7 +164,8 @@ class AsyncCapture:
         await self.redis.hset(self.keys.proxies, self.proxy_id, time.time())
 
     async def revocations(self, after: str) -> tuple[str, list[str]]:
-        """Attempts revoked since stream id `after` ("$" at first); blocks up to 5 s. Returns (last id, attempts)."""
+        """Attempts revoked since stream id `after`; blocks up to 5 s. Returns (last id, attempts). Begin with the id of
+        the stream's last entry: "$" would mean a later "now" in each call."""
         reply = await self.redis.xread({self.keys.revoked: after}, block=5000, count=1000)
         if not reply:
             return after, []

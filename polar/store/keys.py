@@ -65,8 +65,12 @@ class Keys:
         return f"{self.ns}:att:{attempt_id}"
 
     def inflight(self, attempt_id: str) -> str:
-        """HASH completion id -> proxy id, generations begun and not yet stored."""
+        """HASH completion id -> proxy id|index, generations begun and not yet stored."""
         return f"{self.ns}:att:{attempt_id}:inflight"
+
+    def stored(self, attempt_id: str) -> str:
+        """SET of completion ids that are in the capture stream: each is stored once."""
+        return f"{self.ns}:att:{attempt_id}:stored"
 
     def capture(self, attempt_id: str) -> str:
         """STREAM of completions: field `c` holds one msgpack Completion."""

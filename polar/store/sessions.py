@@ -51,19 +51,23 @@ class SessionStore:
 
     # Tasks -----------------------------------------------------------------------------------------------------------
 
-    def submit(self, task: TaskRequest, backend: str, mode: str = "managed") -> list[str]:
-        """Write the task and its sessions, all or nothing. Returns the session ids; Conflict if the task exists."""
-        ids = [session_id(task.task_id, i) for i in range(task.num_samples)]
-        args = [task.task_id, pack(task), task.priority, task.results_queue, backend, task.callback_url or "", mode]
-        if not self._run("submit", *args, *ids):
-            raise Conflict(f"task '{task.task_id}' exists already")
-        return ids
+    def submit(self, task: TaskRequest, backend: str) -> list[str]:
+        """Write one task and its sessions; the session ids. Conflict if the task exists."""
+        self.submit_all([(task, backend)])
+        return [session_id(task.task_id, i) for i in range(task.num_samples)]
+
+    def submit_all(self, tasks: list[tuple[TaskRequest, str]], mode: str = "managed", seconds: float = 0) -> None:
+        """Write tasks with the back-ends of their sessions, all or none. Conflict if one exists."""
+        args: list[Any] = [mode, seconds]
+        for t, backend in tasks:
+            args += [t.task_id, pack(t), t.priority, t.results_queue, backend, t.callback_url or "", t.num_samples]
+        if taken := self._run("submit", *args).decode():
+            raise Conflict(f"task '{taken}' exists already")
 
     def open_capture(self, task: TaskRequest) -> Session:
         """A session whose agent the user runs: RUNNING at once, until closed or its timeout."""
-        (sid,) = self.submit(task, "", mode="capture")
-        self._run("open", sid, task.timeout_seconds)
-        return self.session(sid)
+        self.submit_all([(task, "")], mode="capture", seconds=task.timeout_seconds)
+        return self.session(session_id(task.task_id, 0))
 
     def task(self, task_id: str) -> TaskRequest:
         raw = self.redis.hget(self.keys.task(task_id), "spec")

@@ -36,7 +36,7 @@ def count(body: dict[str, Any], name: str) -> int | None:
     value = body.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value < 1 << 53 or value % 1:
         raise bad(f"'{name}' must be a positive integer, not {value!r:.40}", name)
     return int(value)
 
@@ -54,10 +54,11 @@ def wishes(body: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
         value = body.get(theirs)
         if value is None:
             continue
-        if ours in ("temperature", "top_p", "top_k", "min_p", "seed") and (
-            isinstance(value, bool) or not isinstance(value, (int, float))
-        ):
-            raise bad(f"'{theirs}' must be a number, not {_kind(value)}", theirs)
+        if ours in ("temperature", "top_p", "top_k", "min_p", "seed"):
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise bad(f"'{theirs}' must be a number, not {_kind(value)}", theirs)
+            if not abs(value) < 1 << 63:
+                raise bad(f"'{theirs}' is out of range", theirs)
         out[ours] = value
     return out
 

@@ -254,6 +254,8 @@ def _stop(value: Any) -> list[str]:
     values = [value] if isinstance(value, str) else [] if value is None else value
     if not isinstance(values, list) or not all(isinstance(s, str) for s in values):
         raise bad("'stop' must be a string or a list of strings", "stop")
+    if len(values) > 16 or any(len(s) > 500 for s in values):
+        raise bad("'stop' may have at most 16 strings of at most 500 characters", "stop")
     return [s for s in values if s]
 
 

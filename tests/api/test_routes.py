@@ -89,7 +89,15 @@ async def test_bad_json_unknown_queries_and_paths(api):
     assert (await get(api, "/v1/tasks?limit=0", 400))["error"]["field"] == "limit"
     assert (await get(api, "/v1/nothing", 404))["error"]["code"] == "not_found"
     assert (await post(api, "/v1/status", {}, 405))["error"]["code"] == "method_not_allowed"
-    for path in ("/v1/tasks/x", "/v1/sessions/x", "/v1/tasks/x/results", "/v1/sessions/x/result"):
+    for path in (
+        "/v1/sessions/x:ledger",
+        "/v1/tasks/t1%0A",
+        "/v1/queues/a%20b",
+        "/v1/tasks/x",
+        "/v1/sessions/x",
+        "/v1/tasks/x/results",
+        "/v1/sessions/x/result",
+    ):
         assert (await get(api, path, 404))["error"]["code"] == "not_found"
     for path in ("/v1/tasks/x/cancel", "/v1/sessions/x/cancel", "/v1/nodes/x/drain", "/v1/capture/x/close"):
         assert (await post(api, path, status=404))["error"]["code"] == "not_found"
@@ -192,6 +200,16 @@ async def test_uploads(api, objects, make_api):
         reply = await small.put("/v1/uploads", data=body)
         assert reply.status == 413 and (await reply.json())["error"]["code"] == "too_large"
     assert list(objects.list("uploads/")) == [f"uploads/{name}"]
+
+
+async def test_an_upload_that_breaks_off_leaves_nothing(api, objects):
+    _, writer = await asyncio.open_connection(api.host, api.port)
+    head = f"PUT /v1/uploads HTTP/1.1\r\nHost: {api.host}\r\nContent-Length: 1000\r\n\r\n"
+    writer.write(head.encode() + b"z" * 500)
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+    assert await get(api, "/health") and list(objects.list("uploads/")) == []
 
 
 async def test_nodes_status_queues_metrics(api, store, objects):

@@ -271,7 +271,7 @@ def own_redis():
 
         def start() -> ValkeyServer:
             server = ValkeyServer(
-                data_dir=Path(folder), unix_socket_path=socket, persist=True,
+                port=0, data_dir=Path(folder), unix_socket_path=socket, persist=True,
                 **{"appendonly": "yes", "appendfsync": "always"},
             )  # fmt: skip
             server.start()

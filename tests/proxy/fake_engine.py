@@ -70,7 +70,7 @@ class FakeEngine:
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port)
         await site.start()
-        self.port = site._server.sockets[0].getsockname()[1]
+        self.port = self._runner.addresses[0][1]
         return self
 
     async def stop(self) -> None:
@@ -121,6 +121,7 @@ class FakeEngine:
         at = 0
         while at < len(ids):
             if reply.drop_after is not None and at >= reply.drop_after:
+                assert http.transport is not None
                 http.transport.abort()
                 return
             if reply.hold_after is not None and at >= reply.hold_after:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from typing import Any
 
 import aiohttp
 import pytest
 
-BODY = {"model": "m", "messages": [{"role": "user", "content": "go"}]}
+BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "go"}]}
 CHAT = "/v1/chat/completions"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import openai
 import pytest
@@ -18,11 +19,11 @@ TOOL = {
 CALL = '<tool_call>\n{"name": "run", "arguments": {"command": "ls"}}\n</tool_call>'
 
 
-def client(world, capability: str, **options) -> openai.AsyncOpenAI:
+def client(world, capability: str, **options) -> Any:
     return openai.AsyncOpenAI(base_url=f"{world.server.url}/s/{capability}/v1", api_key="x", max_retries=0, **options)
 
 
-def user(text: str) -> dict:
+def user(text: Any) -> dict:
     return {"role": "user", "content": text}
 
 
@@ -159,6 +160,9 @@ async def test_models_are_listed(world):
         ({"messages": [user([{"type": "image_url", "image_url": {"url": "x"}}])]}, "messages[0].content"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"stop": 3}, "stop"),
+        ({"stop": ["x" * 501]}, "stop"),
+        ({"temperature": 10**30}, "temperature"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"maximum": 10**30}}}]}, "tools"),
         ({"temperature": "hot"}, "temperature"),
     ],
 )

@@ -83,6 +83,7 @@ async def test_a_named_renderer_brings_its_own_bridge(tokenizer_folder):
     }
     tool = {"role": "tool", "tool_call_id": "1", "content": "ok"}
     extended = await codec.extend(prompt, sampled, turn, [tool], [])
+    assert extended is not None
     assert extended[: len(prompt) + len(sampled)].tolist() == [*prompt, *sampled]
     # This family drops old reasoning at a new question: no bridge there, the proxy renders in full.
     assert await codec.extend(prompt, sampled, turn, [USER], []) is None

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -80,7 +81,7 @@ async def test_a_session_on_the_embedded_engine(model_folder, tmp_path, redis_ur
 
 
 async def converse(server: Server, capability: str) -> None:
-    api = openai.AsyncOpenAI(base_url=f"{server.url}/s/{capability}/v1", api_key="x", max_retries=0)
+    api: Any = openai.AsyncOpenAI(base_url=f"{server.url}/s/{capability}/v1", api_key="x", max_retries=0)
     messages: list = [{"role": "user", "content": "Say something."}]
     for turn in range(4):
         if turn % 2:

@@ -152,6 +152,9 @@ async def test_an_engine_that_stays_away_is_a_503_with_retry_after(bare_world, m
         status, answer, headers = await ask(bare_world, capability, stream=stream)
         assert status == 503 and int(headers["Retry-After"]) > 0 and answer["error"]["code"] == "engine_unavailable"
     assert bare_world.stored(grant) == [] and bare_world.store.usage(grant.attempt_id)[0].turns == 0
+    assert bare_world.store.notes(grant.attempt_id)["infra"].startswith("engine_unavailable"), (
+        "RUN must know whose fault"
+    )
     assert bare_world.redis.hlen(bare_world.store.keys.inflight(grant.attempt_id)) == 0
 
 
@@ -231,11 +234,11 @@ async def test_a_contradicted_stream_is_broken_off_and_replayed(world, monkeypat
     served = world.server.service.table.pick("policy", "policy")
     parse = served.codec.parse
 
+    whole = len(world.ids("The quick brown fox")) - 1
+
     def fickle(ids, tail, tools):
         parsed = parse(ids, tail, tools)
-        return (
-            msgspec.structs.replace(parsed, content="Something else.") if ids[-1] in served.codec.stop_ids else parsed
-        )
+        return msgspec.structs.replace(parsed, content="Something else.") if len(ids) >= whole else parsed
 
     monkeypatch.setattr(served.codec, "parse", fickle)
     reply = world.says("The quick brown fox", hold_after=3)
@@ -380,3 +383,56 @@ async def collect(client: sglang.SGLang, engine: FakeEngine):
     sample = await client.generate(order)
     assert pieces == sample.ids == list(range(50, 90))
     return sample.logprobs, sample.versions, sample.end, sample.cached_tokens
+
+
+async def test_a_parser_that_fails_costs_no_token(world, monkeypatch):
+    capability, grant = world.mint()
+    served = world.server.service.table.pick("policy", "policy")
+
+    def broken(*_):
+        raise RuntimeError("scripted")
+
+    monkeypatch.setattr(served.codec, "parse", broken)
+    for stream in (False, True):
+        world.says("hello there")
+        async with post(world, capability, text=str(stream), stream=stream) as response:
+            assert b"hello there" in await response.read()
+    assert [c.sampled_ids.tolist() for c in world.stored(grant)] == [world.ids("hello there")] * 2
+
+
+async def test_a_huge_prompt_is_refused_without_rendering(world, monkeypatch):
+    capability, _ = world.mint()
+    served = world.server.service.table.pick("policy", "policy")
+    monkeypatch.setattr(served.codec, "render", None)
+    status, answer, _ = await ask(world, capability, text="x" * 200_000)
+    assert status == 400 and answer["error"]["code"] == "context_length_exceeded"
+
+
+async def test_a_retry_while_the_aborted_answer_is_being_stored(world):
+    """The client times out at the very end and asks again before the answer is stored: it gets that answer."""
+    capability, grant = world.mint()
+    store = world.server.service.store
+    storing, go_on, end = asyncio.Event(), asyncio.Event(), store.end
+
+    async def slow_end(*args):
+        storing.set()
+        await go_on.wait()
+        await end(*args)
+
+    store.end = slow_end
+    world.says("only once")
+    first = asyncio.create_task(ask(world, capability))
+    await storing.wait()
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    async with asyncio.timeout(5):
+        while any(g._listeners for a in world.server.service.attempts for g in a.generations.values()):
+            await asyncio.sleep(0.01)
+    second = asyncio.create_task(ask(world, capability))
+    async with asyncio.timeout(5):
+        while not any(g.after for a in world.server.service.attempts for g in a.generations.values()):
+            await asyncio.sleep(0.01)
+    go_on.set()
+    status, answer, _ = await second
+    assert status == 200 and answer["choices"][0]["message"]["content"] == "only once"
+    assert len(world.engine.served) == 1 and len(world.stored(grant)) == 1

@@ -11,6 +11,7 @@ from proxy.codec import Codec
 from proxy.neutral import Text, ToolCall, fold
 from proxy.stream_parser import StreamParser
 
+_CALL = '<tool_call>\n{"name": "run", "arguments": {"command": "ls 🎁"}}\n</tool_call>'
 _PIECES = [
     "The quick brown fox",
     " ",
@@ -31,7 +32,7 @@ _PIECES = [
     "<tool_call>",
     "</tool_call>",
     "<tool_response>",
-    '<tool_call>\n{"name": "run", "arguments": {"command": "ls 🎁"}}\n</tool_call>',
+    _CALL,
     '<tool_call>{"name": "run", "arguments": {"n": NaN}}</tool_call>',
     '<tool_call>{"name": 3, "arguments": {}}</tool_call>',
     '<tool_call>{"name": "run"}</tool_call>',
@@ -74,6 +75,8 @@ def parser(codec: Codec, stops: list[str] | None = None, prompt: list[int] | Non
     closed=st.booleans(),
 )
 @example(pieces=["<think>", " I ", "</think>", "\n\n", "so", " ", "END"], sizes=[1] * 40, which="qwen3", closed=True)
+# A call that seems to end the reasoning, which is then closed in the ordinary way: the call was part of it.
+@example(pieces=["<think>", " I ", _CALL, " lazy\n", "</think>", "so"], sizes=[1] * 80, which="qwen3", closed=True)
 def test_any_text_in_any_chunks(codecs, pieces, sizes, which, closed):
     codec = codecs[which]
     ids = codec._tokenizer.encode("".join(pieces), add_special_tokens=False)

@@ -156,18 +156,50 @@ def test_the_whole_tree_is_killed(make, how):
     assert box.exec("echo alive", timeout=30).output == b"alive\n"
 
 
-def test_one_command_s_end_is_not_another_s(make):
-    box, word, results = make(), unique(), []
-    t = threading.Thread(
-        target=lambda: results.append(box.exec(f"sleep {word}; echo done", timeout=60, cancelled=lambda: bool(results)))
-    )
-    t.start()
-    until(lambda: running(word))
-    assert box.exec("sleep 100", timeout=0.5).timed_out
-    assert running(word) == 1
-    results.append("over")
+@pytest.mark.parametrize("first", ["older", "younger"])
+def test_one_command_s_end_is_not_another_s(make, first):
+    box, word, brief = make(), unique(), unique()
+    over, results = threading.Event(), {}
+
+    def run(name: str, **how) -> threading.Thread:
+        t = threading.Thread(target=lambda: results.update({name: box.exec(how.pop("command"), **how)}))
+        t.start()
+        return t
+
+    long = {"command": f"sleep {word} & wait", "timeout": 60, "cancelled": over.is_set}
+    if first == "older":
+        t = run("long", **long)
+        until(lambda: running(word))
+        assert box.exec(f"sleep {brief}", timeout=0.5).timed_out
+    else:
+        ender = threading.Event()
+        other = run("brief", command=f"sleep {brief}", timeout=60, cancelled=ender.is_set)
+        until(lambda: running(brief))
+        t = run("long", **long)
+        until(lambda: running(word))
+        ender.set()
+        other.join()
+        assert results["brief"].cancelled
+    assert (running(word), running(brief)) == (1, 0)
+    over.set()
     t.join()
-    assert results[1].cancelled and running(word) == 0
+    assert results["long"].cancelled and running(word) == 0
+
+
+def test_what_an_earlier_command_left_running(backend, make):
+    """It goes on (inside bubblewrap it ends with its command), through another's deadline, until the sandbox is stopped."""
+    box, word = make(), unique()
+    assert (
+        box.exec(
+            f"env -i sleep {word} </dev/null >/dev/null 2>&1 & setsid sleep {word} </dev/null >/dev/null 2>&1 &",
+            timeout=30,
+        ).exit_code
+        == 0
+    )
+    left = 0 if backend.id == "local-bwrap" else 2
+    until(lambda: running(word) == left)
+    assert box.exec("sleep 100", timeout=0.5).timed_out
+    assert running(word) == left
 
 
 def test_stop_kills_everything_and_keeps_the_files(backend, make, tmp_path):
@@ -348,11 +380,17 @@ def test_another_process_attaches(backend, make, proxy):
     box = make(proxy.endpoint, env={"SPEC": "kept"})
     box.write("left", b"by the first")
     command = f'cat left; echo " $SPEC"; python3 -c "{FETCH}" {box.ref.proxy_url}/two'
-    # Beside this process, which may have its own listener open.
+    # Beside this process, which has its own listener open.
+    over, word = threading.Event(), unique()
+    t = threading.Thread(target=lambda: box.exec(f"sleep {word}", timeout=60, cancelled=over.is_set))
+    t.start()
+    until(lambda: running(word))
     done = subprocess.run(
         [sys.executable, "-c", IN_ANOTHER_PROCESS, backend.settings.data_dir, to_json(box.ref).decode(), command],
         capture_output=True, text=True, cwd=REPOSITORY, timeout=60,
     )  # fmt: skip
+    over.set()
+    t.join()
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [0, "by the first kept\nproxy saw /two\n"]
 

@@ -21,6 +21,10 @@ from tests.runtimes.test_conformance import RUNAWAYS, get
 BARE = "polar-sandbox:test-bare"  # no python, no socat
 
 
+# Of this run alone: another may be at work on the same engine.
+OURS = {"polar.test": f"docker-{unique()}"}
+
+
 @pytest.fixture
 def runtime(tmp_path) -> Iterator[DockerRuntime]:
     if why := docker_missing():
@@ -28,13 +32,13 @@ def runtime(tmp_path) -> Iterator[DockerRuntime]:
     ensure_image()
     made = DockerRuntime(Settings(data_dir=str(tmp_path / "data")))
     yield made
-    for ref in made.list({"polar.test": "docker"}):
+    for ref in made.list(OURS):
         made.attach(ref).destroy()
 
 
 def create(runtime, proxy=None, **fields):
     spec = RuntimeSpec(**{"image": IMAGE, **fields})
-    return runtime.create(spec, labels={"polar.test": "docker"}, proxy=proxy, timeout=60)
+    return runtime.create(spec, labels=OURS, proxy=proxy, timeout=60)
 
 
 pytestmark = pytest.mark.docker
@@ -47,7 +51,7 @@ def test_missing_image(runtime):
     with pytest.raises(InfraError) as e:  # a registry that doesn't answer may do so later
         create(runtime, image="127.0.0.1:1/no/such:image", options={"pull": True})
     assert (e.value.code, e.value.retryable) == ("runtime_create_failed", True)
-    assert runtime.list({"polar.test": "docker"}) == []
+    assert runtime.list(OURS) == []
 
 
 def test_an_image_is_needed(runtime):
@@ -65,29 +69,27 @@ def test_a_creation_that_fails_leaves_nothing(runtime, tmp_path):
         create(runtime, options={"user": "nobody-of-that-name"})
     assert e.value.code == "runtime_create_failed"
     with pytest.raises(InfraError, match="no time left") as e:
-        runtime.create(RuntimeSpec(image=IMAGE), labels={"polar.test": "docker"}, proxy=None, timeout=0)
+        runtime.create(RuntimeSpec(image=IMAGE), labels=OURS, proxy=None, timeout=0)
     assert e.value.code == "runtime_create_failed" and e.value.retryable
-    assert runtime.list({"polar.test": "docker"}) == []
+    assert runtime.list(OURS) == []
 
 
 def test_created_but_never_started_is_found(runtime):
     box = create(runtime)
     api = docker.from_env().api
     label = api.inspect_container(box.ref.handle)["Config"]["Labels"][LABEL_REF]
-    half = api.create_container(
-        IMAGE, command=["sleep", "1"], labels={"polar.test": "docker", LABEL_REF: label, "half": "1"}
-    )
-    refs = runtime.list({"half": "1"})
-    assert [r.handle for r in refs] == [half["Id"]]
-    runtime.attach(refs[0]).stop()
-    runtime.attach(refs[0]).destroy()
-    assert runtime.list({"half": "1"}) == []
-    api.create_container(
-        IMAGE, command=["sleep", "1"], labels={"polar.test": "docker"}, name=f"polar-foreign-{unique()}"
-    )
-    foreign = api.containers(all=True, filters={"label": "polar.test=docker", "status": "created"})
-    assert runtime.list({"polar.test": "docker"}) == [box.ref]  # others' containers are not ours
-    api.remove_container(foreign[0]["Id"])
+    half_made = {**OURS, LABEL_REF: label, "half": "1"}
+    half = api.create_container(IMAGE, command=["sleep", "1"], labels=half_made)["Id"]
+    foreign = api.create_container(IMAGE, command=["sleep", "1"], labels=OURS)["Id"]
+    try:
+        refs = runtime.list({**OURS, "half": "1"})
+        assert [r.handle for r in refs] == [half]
+        runtime.attach(refs[0]).stop()
+        runtime.attach(refs[0]).destroy()
+        assert runtime.list({**OURS, "half": "1"}) == []
+        assert runtime.list(OURS) == [box.ref]  # others' containers are not ours
+    finally:
+        api.remove_container(foreign)
 
 
 def test_the_engine_is_away(monkeypatch, tmp_path):
@@ -164,7 +166,7 @@ def test_a_container_that_is_not_of_this_machine_gets_the_relay(runtime, proxy, 
     monkeypatch.setattr("runtimes.netns.is_container", lambda pid, container: False)
     box = create(runtime, proxy.endpoint)
     assert box.ref.state["bridge"] == docker_bridge.RELAY and get(box) == "proxy saw /x"
-    assert len(runtime.list({"polar.test": "docker"})) == 1  # the first try was removed
+    assert len(runtime.list(OURS)) == 1  # the first try was removed
 
 
 def test_limits_reach_the_engine(runtime):
@@ -188,4 +190,4 @@ def test_many_at_once(runtime):
         boxes = list(pool.map(lambda _: create(runtime), range(12)))
         codes = list(pool.map(lambda b: b.exec("exit 7", timeout=60).exit_code, boxes))
         list(pool.map(lambda b: b.destroy(), boxes))
-    assert codes == [7] * 12 and runtime.list({"polar.test": "docker"}) == []
+    assert codes == [7] * 12 and runtime.list(OURS) == []

@@ -202,3 +202,19 @@ def test_an_agent_that_swaps_its_folders_for_links(runtime, tmp_path):
     assert box.exec("pwd; test -d ~ && echo ok", timeout=10).output.split() == [b"/a/work", b"ok"]
     assert list(target.iterdir()) == []
     box.destroy()
+
+
+@needs_bwrap
+def test_a_sandbox_that_can_t_be_entered_is_no_result(runtime, tmp_path):
+    (tmp_path / "volume").mkdir()
+    spec = RuntimeSpec(volumes=[Volume(source=str(tmp_path / "volume"), target="/v")])
+    box = runtime.create(spec, labels={}, proxy=None, timeout=10)
+    assert box.exec("exit 1", timeout=10).exit_code == 1
+    (tmp_path / "volume").rmdir()
+    with pytest.raises(InfraError, match="can't be entered") as e:
+        box.exec("exit 0", timeout=10)
+    assert e.value.code == "exec_failed"
+    box.destroy()
+    with pytest.raises(InfraError, match="no such volume source"):
+        runtime.create(spec, labels={}, proxy=None, timeout=10)
+    assert list(runtime.root.iterdir()) == []

@@ -18,7 +18,7 @@ from polar.task import RuntimeSpec, Volume
 from runtimes import bwrap, procs
 from runtimes.docker_exec import Frames
 from runtimes.local import LocalRuntime
-from runtimes.local_sandbox import mount_points
+from runtimes.local_box import mount_points
 from runtimes.output import Output
 from runtimes.registry import load_runtime
 from runtimes.watch import Watch

@@ -72,6 +72,15 @@ def test_an_agent_error_is_the_agents(cluster):
     assert (r.termination, r.agent["exit_code"], len(r.attempts)) == ("agent_error", 7, 1)
 
 
+def test_an_error_after_the_model_failed_is_not_the_agents(cluster):
+    task = noop("unserved", command="sleep 1; exit 1", retry=RetryPolicy(max_attempts=1))
+    (name,) = cluster.submit(task)
+    until(lambda: cluster.store.session("unserved.s0").state == "RUNNING")
+    cluster.store.redis.hset(cluster.store.keys.attempt("unserved.s0.a1"), "infra", "engine_unavailable: away")
+    (r,) = cluster.wait([name])
+    assert (r.termination, r.error.code, r.reward) == ("infra_error", "engine_unavailable", None)
+
+
 def test_cancel_stops_a_running_agent(cluster):
     (task,) = cluster.submit(noop("cancelled", command="sleep 601"))
     until(lambda: cluster.store.session("cancelled.s0").state == "RUNNING")
@@ -109,3 +118,25 @@ def _commands() -> str:
         except OSError:
             continue
     return "\n".join(out)
+
+
+def test_kill_of_the_broker_loses_and_doubles_nothing(tmp_path):
+    with Cluster(tmp_path / "c") as c:
+        c.workers(slots=4)
+        (task,) = c.submit(
+            noop("thirty", 30, command="sleep 0.2", retry=RetryPolicy(max_attempts=5, backoff_seconds=0.1))
+        )
+        until(lambda: c.store.task_status(task).done >= 5)
+        os.kill(c.processes["redis"].popen.pid, signal.SIGKILL)
+        until(lambda: c.processes["redis"].started == 2 and _answers(c))
+        results = c.wait([task])
+        assert {r.termination for r in results} == {"finished"} and len(results) == 30
+        published = [e[b"session"] for _, e in c.store.redis.xrange(c.store.keys.results("results"))]
+        assert len(published) == len(set(published)) == 30
+
+
+def _answers(c: Cluster) -> bool:
+    try:
+        return bool(c.store.redis.ping())
+    except Exception:
+        return False

@@ -1,5 +1,8 @@
 -- KEYS attempt, inflight   ARGV completion_id proxy_id max_turns max_total_tokens (0 = no limit)
--- Counts a turn and registers the generation. Returns {'ok', index} or {reason}.
+-- Counts a turn and registers the generation. Returns {'ok', index} or {reason}. Repeated after a lost answer, it says
+-- the same again.
+local known = redis.call('HGET', KEYS[2], ARGV[1])
+if known then return {'ok', tonumber(string.match(known, '|(%d+)$'))} end
 local state = redis.call('HGET', KEYS[1], 'state')
 if not state then return {'unknown'} end
 if state ~= 'open' then return {'closed'} end
@@ -15,5 +18,5 @@ if limit then
 end
 redis.call('HINCRBY', KEYS[1], 'turns', 1)
 local index = redis.call('HINCRBY', KEYS[1], 'next_index', 1) - 1
-redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
+redis.call('HSET', KEYS[2], ARGV[1], ARGV[2] .. '|' .. index)
 return {'ok', index}

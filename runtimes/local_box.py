@@ -1,0 +1,135 @@
+"""A command of the `local` runtime inside bubblewrap: its mounts, its way to the proxy, and whether it came to run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec import Struct, field
+
+from polar.errors import InfraError, UnsupportedSpec
+from polar.sandbox import ExecResult, ProxyEndpoint, SandboxRef
+from polar.task import RuntimeSpec, Volume
+from runtimes import bwrap, forward
+
+
+class Record(Struct, kw_only=True):
+    """What is kept of a sandbox on this host; private to it, since `env` may hold secrets. `proxy` is set where its
+    listener must be brought inside."""
+
+    ref: SandboxRef
+    env: dict[str, str] = field(default_factory=dict)
+    network: str = "none"
+    proxy: ProxyEndpoint | None = None
+    volumes: list[Volume] = field(default_factory=list)
+    mounts: list[str] = field(default_factory=list)
+    rlimits: dict[str, int] = field(default_factory=dict)
+
+
+def mount_points(spec: RuntimeSpec) -> tuple[str, ...]:
+    """The writable folders of a boxed sandbox. Raises UnsupportedSpec for a place that can't be writable, or safe: a
+    mount may not lie below a folder that the agent could exchange for a link, since mounting would follow it. What lies
+    directly in a mounted folder can't be exchanged, being a mount point itself."""
+    workdir = (spec.workdir or "/work").rstrip("/")
+    if not workdir or ".." in workdir.split("/"):
+        raise UnsupportedSpec(f"runtime.workdir: '{spec.workdir}' can't be a sandbox's working directory")
+    if bwrap.under(workdir, bwrap.OWN):
+        raise UnsupportedSpec(f"runtime.workdir: '{workdir}' is in a folder that the 'local' runtime keeps read-only")
+    outer: list[str] = []
+    for path in sorted({workdir, bwrap.HOME, "/tmp"}):
+        if not bwrap.under(path, tuple(outer)):
+            outer.append(path)
+    for path in [*bwrap.python(), "/run"]:
+        if bwrap.under(path, tuple(outer)) or bwrap.under(workdir, (path,)):
+            raise UnsupportedSpec(f"runtime.workdir: '{workdir}' overlaps '{path}', which must stay read-only")
+    for i, v in enumerate(spec.volumes):
+        parent = v.target.rpartition("/")[0]
+        below = parent not in outer and bwrap.under(parent, tuple(outer))
+        if below or bwrap.under(v.target, bwrap.OWN) or any(bwrap.under(p, (v.target,)) for p in outer):
+            raise UnsupportedSpec(f"runtime.volumes[{i}].target: '{v.target}' overlaps a folder of the sandbox's own")
+    return tuple(outer)
+
+
+def may_be_top(record: Record, top: str) -> bool:
+    """May `top`, a folder right below the root, be made beside the mount points?"""
+    taken = [*_taken(record), *bwrap.python(), *bwrap.OWN, "/run", "/home"]
+    return not any(bwrap.under(t, (top,)) for t in taken)
+
+
+class Command(NamedTuple):
+    """What to start, the descriptors it inherits, what to do once it has them, and a check of its result, which raises
+    InfraError if the command itself never ran."""
+
+    argv: list[str]
+    fds: tuple[int, ...]
+    spawned: Callable[[], None]
+    verify: Callable[[ExecResult], None]
+
+
+@contextlib.contextmanager
+def boxed(record: Record, files: Path, data_dir: Path, inner: list[str]) -> Iterator[Command]:
+    """`inner` in the sandbox whose files are below `files`. While the context lasts, the proxy is carried inside."""
+    found = bwrap.find()
+    if isinstance(found, str):
+        raise InfraError(f"bubblewrap doesn't work any more: {found}", code="exec_failed")
+    with contextlib.ExitStack() as stack:
+        status, theirs = os.pipe()
+        ours = [theirs]  # ends that belong to the command once it has started
+        stack.callback(os.close, status)
+        if record.proxy is not None:
+            mine, channel = socket.socketpair()
+            serving = forward.forwarder().serve_from(mine, bwrap.receive_listener, record.proxy)
+            stack.callback(serving.close)
+            ours.append(channel.detach())
+            inner = bwrap.listening(inner, ours[1], forward.PORT)
+        fds = tuple(ours)
+
+        def spawned() -> None:
+            while ours:
+                os.close(ours.pop())
+
+        stack.callback(spawned)
+
+        def verify(result: ExecResult) -> None:
+            spawned()
+            # bubblewrap's own failures have exit codes like a command's; only its status channel tells them apart.
+            if result.exit_code not in (None, 137) and b"exit-code" not in os.read(status, 1 << 16):
+                text = result.output.decode("utf-8", "replace").strip()[-300:]
+                raise InfraError(f"the sandbox can't be entered: {text}", code="exec_failed")
+
+        argv = [found.binary, *found.flags, "--json-status-fd", str(theirs), *_arguments(record, files, data_dir)]
+        yield Command([*argv, "--", *inner], fds, spawned, verify)
+
+
+def _arguments(record: Record, files: Path, data_dir: Path) -> list[str]:
+    # The host name is the sandbox's id, so that the process can be found by it.
+    args = ["--hostname", record.ref.handle, "--die-with-parent", "--new-session"]
+    if record.network != "internet":
+        args += ["--unshare-net"]
+    args += bwrap.system_binds()
+    beside = bwrap.environment(_taken(record))
+    args += [arg for path in beside for arg in ("--ro-bind", path, path)]
+    if bwrap.under(str(data_dir), (*bwrap.SYSTEM, *bwrap.python(), *beside)):
+        args += ["--tmpfs", str(data_dir)]
+    if record.network == "internet":
+        args += bwrap.resolver_binds()
+    for path in _writable(record, files):
+        args += ["--bind", str(files / path.lstrip("/")), path]
+    for v in record.volumes:
+        args += ["--ro-bind", v.source, v.target]
+    # A read-only root: what can't last must not seem to.
+    return [*args, "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/run", "--remount-ro", "/"]
+
+
+def _writable(record: Record, files: Path) -> list[str]:
+    """The mount points, and the top folders that uploads made beside them."""
+    tops = {"/" + e.name for e in os.scandir(files) if e.is_dir(follow_symlinks=False)}
+    return [*record.mounts, *sorted(t for t in tops if may_be_top(record, t))]
+
+
+def _taken(record: Record) -> list[str]:
+    return [*record.mounts, *(v.target for v in record.volumes)]
