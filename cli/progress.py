@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 
+from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -66,17 +67,18 @@ _MARKS = {"PENDING": ("·", "dim"), "ADMITTED": ("·", "cyan"), "INITIALIZING": 
 
 
 def task_table(results: list[SessionResult]) -> Table:
-    table = Table(title="Tasks", title_justify="left")
-    for name, right in (("task", False), ("passed", True), ("reward", True), ("turns", True), ("tokens", True),
-                        ("traces", True), ("run s", True), ("ended", False)):  # fmt: skip
-        table.add_column(name, justify="right" if right else "left", no_wrap=name == "task")
+    """One row per task; how sessions ended is told only where some didn't finish."""
+    table = _table("Tasks", ("passed", "reward", "turns", "tokens", "traces", "run s"), first="task")
+    unusual = any(r.termination != "finished" for r in results)
+    if unusual:
+        table.add_column("ended")
     by_task: dict[str, list[SessionResult]] = {}
     for r in results:
         by_task.setdefault(r.task_id, []).append(r)
     for name, group in by_task.items():
         rewards = [r.reward for r in group if r.reward is not None]
         ends = Counter(r.termination for r in group)
-        table.add_row(
+        row = [
             name,
             f"{sum(r.verdict == 'passed' for r in group)}/{len(group)}",
             f"{sum(rewards) / len(rewards):.2f}" if rewards else "none",
@@ -84,14 +86,21 @@ def task_table(results: list[SessionResult]) -> Table:
             str(sum(r.usage.sampled_tokens for r in group)),
             str(sum(len(r.trajectory.traces) for r in group)),
             f"{sum(r.timing.get('run', 0.0) for r in group) / len(group):.1f}",
-            ", ".join(f"{k} {v}" for k, v in ends.items()),
-        )
+        ]
+        table.add_row(*row, *([", ".join(f"{k} {v}" for k, v in ends.items())] if unusual else []))
     return table
 
 
 def stage_table(summary: Summary) -> Table:
-    table = Table(title="Where the time went (mean seconds per session)", title_justify="left")
-    for name in summary.stages:
-        table.add_column(name, justify="right")
+    table = _table("Where the time went, mean seconds per session", tuple(s.replace("_", " ") for s in summary.stages))
     table.add_row(*(f"{v:.2f}" for v in summary.stages.values()))
+    return table
+
+
+def _table(title: str, numbers: tuple[str, ...], first: str | None = None) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    if first:
+        table.add_column(first, no_wrap=True)
+    for name in numbers:
+        table.add_column(name, justify="right")
     return table
