@@ -55,7 +55,9 @@ def build(folder: Path, template: str = TEMPLATE) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=420, initial_alphabet=alphabet, special_tokens=["<|endoftext|>"])
+    trainer = trainers.BpeTrainer(
+        show_progress=False, vocab_size=420, initial_alphabet=alphabet, special_tokens=["<|endoftext|>"]
+    )
     tokenizer.train_from_iterator(_LINES, trainer)
     tokenizer.add_special_tokens([AddedToken(t, special=True) for t in ("<|im_start|>", "<|im_end|>")])
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in MARKERS])

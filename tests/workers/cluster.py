@@ -68,10 +68,10 @@ class Cluster:
         self.processes[process.name] = process
         self.supervisor.start(process)
 
-    def worker(self, *stages: str, node: str = "a", slots: int | None = None) -> Process:
+    def worker(self, *stages: str, node: str = "a", slots: int | None = None, restarts: bool = True) -> Process:
         argv = [sys.executable, "-m", "workers", "--config", str(self.config), "--node", node]
         argv += ["--slots", str(slots)] if slots else []
-        process = Process(f"worker-{'-'.join(stages)}-{node}", [*argv, "--", *stages])
+        process = Process(f"worker-{'-'.join(stages)}-{node}", [*argv, "--", *stages], restarts=restarts)
         self._start(process)
         return process
 

@@ -120,6 +120,26 @@ def _commands() -> str:
     return "\n".join(out)
 
 
+def test_a_lost_node_gives_its_sessions_to_the_others(tmp_path):
+    with Cluster(tmp_path / "c") as c:
+        c.worker("reaper")
+        c.worker("postrun")
+        lost = [c.worker("init", node="b", restarts=False), c.worker("run", node="b", slots=2, restarts=False)]
+        (task,) = c.submit(
+            noop("moved", 12, command="sleep 0.5", retry=RetryPolicy(max_attempts=5, backoff_seconds=0.1))
+        )
+        until(lambda: c.store.task_status(task).done >= 2)
+        for p in lost:
+            os.kill(p.popen.pid, signal.SIGKILL)
+        c.worker("init", node="a")
+        c.worker("run", node="a", slots=4)
+        results = c.wait([task])
+        assert {r.termination for r in results} == {"finished"} and len(results) == 12
+        assert {r.node for r in results} == {"a", "b"}
+        lost_codes = {line.error.code for r in results for line in r.attempts[:-1]}
+        assert lost_codes and lost_codes <= {"node_lost", "worker_lost"}
+
+
 def test_kill_of_the_broker_loses_and_doubles_nothing(tmp_path):
     with Cluster(tmp_path / "c") as c:
         c.workers(slots=4)
