@@ -15,6 +15,7 @@ from polar.codec import load_file
 from polar.errors import NotFound
 from polar.task import TaskRequest
 from submission import submit as submit_tasks
+from submission.nudge import nudge
 
 Files = Annotated[list[Path], typer.Argument(help="Task files: .yaml, .json, .jsonl; each one task or a list.")]
 Config = Annotated[str | None, typer.Option("--config")]
@@ -129,7 +130,7 @@ def cancel(
             except NotFound:
                 err.print(f"[red]polar:[/] no task or session '{name}'")
                 raise typer.Exit(MISSING) from None
-    store.ring()
+    nudge(store, report)
     if as_json:
         print_json({"cancelled": report})
     else:

@@ -71,6 +71,7 @@ class DockerSandbox:
         command = ["sh", "-c", 'exec "$@" 2>&1', "sh", *command]
         try:
             with self._existing(), self._reachable() as pid:
+                before = self._present(pid)
                 begun = procs.ticks_now()
                 try:
                     code = docker_exec.run(
@@ -86,10 +87,10 @@ class DockerSandbox:
                     )
                 except BaseException:
                     with contextlib.suppress(InfraError, EngineNotFound):
-                        self._kill(pid, mark, begun)
+                        self._kill(pid, mark, begun, before)
                     raise
                 if code is None:
-                    self._kill(pid, mark, begun)
+                    self._kill(pid, mark, begun, before)
         finally:
             output.close()
         return ExecResult(
@@ -153,7 +154,19 @@ class DockerSandbox:
             text = output.tail.decode("utf-8", "replace").strip()
             raise InfraError(f"the relay to the proxy doesn't start: {text or code}", code="exec_failed")
 
-    def _kill(self, pid: int, mark: str, begun: int) -> None:
+    def _present(self, pid: int) -> set[tuple[int, int]]:
+        """(pid, start) of what runs in the container already. Its main process belongs to that: in a container just
+        started it may be a moment late, and within one clock tick of the command that comes next."""
+        if not docker_bridge.may_enter():
+            return set()
+        space, deadline = procs.namespace(pid, "pid"), time.monotonic() + 1.0
+        while True:
+            here = [p for p in procs.scan().values() if p.ppid == pid or procs.namespace(p.pid, "pid") == space]
+            if any(p.ppid == pid for p in here) or time.monotonic() > deadline:
+                return {(p.pid, p.start) for p in here}
+            time.sleep(0.005)
+
+    def _kill(self, pid: int, mark: str, begun: int, before: set[tuple[int, int]]) -> None:
         """End what a command started: all that began in the container since it did and isn't another command's. Where
         the processes can't be seen, or resist, everything in the container is ended; its files stay."""
         if docker_bridge.may_enter() and netns.is_container(pid, self.ref.handle):
@@ -163,7 +176,10 @@ class DockerSandbox:
                 return {
                     p.pid
                     for p in all.values()
-                    if p.start >= begun and procs.namespace(p.pid, "pid") == space and not _others(p.pid, entry)
+                    if p.start >= begun
+                    and (p.pid, p.start) not in before
+                    and procs.namespace(p.pid, "pid") == space
+                    and not _others(p.pid, entry)
                 }
 
             if space and procs.kill_all(ours, timeout=3):

@@ -26,6 +26,8 @@ def start(*args: str, data: Path) -> subprocess.Popen:
     return subprocess.Popen(
         [*POLAR, *args, "--data-dir", str(data), "--model", "tiny-random"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True,
+        # Where the tests run in the background, Ctrl-C is ignored, and that would be inherited.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
 
 

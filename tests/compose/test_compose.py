@@ -84,6 +84,15 @@ def test_the_example_lists_every_variable_and_holds_no_secret() -> None:
     assert all(listed[s] == "" for s in SECRETS)
 
 
+def test_who_reads_the_settings_template_has_all_its_variables() -> None:
+    toml = re.sub(r"^#.*$", "", (COMPOSE / "polar.toml").read_text(), flags=re.M)
+    used = {name for name, _, _ in REFERENCE.findall(toml)}
+    readers = {n for n, s in SERVICES.items() if any("polar.toml" in v for v in s.get("volumes", []))}
+    assert readers == {"proxy", "api", *STAGES}
+    for name in readers:
+        assert used <= set(SERVICES[name]["environment"]), name
+
+
 def test_only_workers_hold_the_docker_socket() -> None:
     holders = {n for n, s in SERVICES.items() if any("/var/run/docker.sock" in v for v in s.get("volumes", []))}
     assert holders == WORKERS

@@ -5,11 +5,13 @@ The engine stays outside (ENGINE_URL), as SGLang would: so no image needs torch.
 
 from __future__ import annotations
 
+import ipaddress
 import itertools
 import json
 import os
 import secrets
 import shutil
+import socket
 import ssl
 import subprocess
 import sys
@@ -143,10 +145,14 @@ def _with_buildkit() -> str:
 @pytest.fixture(scope="module")
 def engine() -> Iterator[dict[str, str]]:
     """An engine on this host that containers reach, and a folder with its tokenizer."""
-    network = json.loads(sh("docker", "network", "inspect", "bridge"))[0]
-    host = network["IPAM"]["Config"][0].get("Gateway")
-    if not host:
-        pytest.skip("the Docker engine has no bridge through which containers reach this host")
+    config = json.loads(sh("docker", "network", "inspect", "bridge"))[0]["IPAM"]["Config"][0]
+    # Some engines don't tell the gateway; it is the network's first address then.
+    host = config.get("Gateway") or str(next(ipaddress.ip_network(config["Subnet"]).hosts()))
+    with socket.socket() as s:
+        try:
+            s.bind((host, 0))
+        except OSError as e:
+            pytest.skip(f"the Docker engine's bridge has no address on this machine ({host}: {e.strerror})")
     key = secrets.token_hex(12)
     with tempfile.TemporaryDirectory(prefix="polar-engine-") as folder:
         file, log = Path(folder) / "url", Path(folder) / "log"
@@ -186,7 +192,10 @@ def deployment(
     override = {"services": {"proxy": {"volumes": [f"{engine['tokenizer']}:/tokenizer:ro"]}}}
     (folder / "override.yml").write_text(yaml.safe_dump(override))
     try:
-        d.compose("up", "-d", "--no-build")
+        try:
+            d.compose("up", "-d", "--no-build")
+        except AssertionError as e:
+            raise AssertionError(f"{e}\n{d.compose('logs', '--no-color', '--tail', '15')}") from None
         yield d
     finally:
         subprocess.run([*d._argv, "down", "-v", "--remove-orphans"], capture_output=True, timeout=300)
