@@ -14,10 +14,13 @@ from rich.markup import escape
 from cli.common import BAD, OK, err, out, print_json
 from cli.progress import stage_table, task_table, watch
 from cli.stack import EMBEDDED_MODEL, Stack
-from cli.summary import Summary, read_results, summarize
+from cli.summary import Summary, summarize
 from examples.quickstart.batch import quickstart
+from polar.client import ResultsConsumer
 from polar.config import Settings
+from polar.errors import PolarError
 from polar.objects import open_objects
+from polar.result import SessionResult
 from polar.store.connection import connect
 from polar.store.keys import Keys
 from polar.store.sessions import SessionStore
@@ -48,7 +51,7 @@ def demo(settings: Settings, *, runtime: str | None, slots: int, model: str, sam
         ids = list(submit(tasks, store, objects, settings, base=Path.cwd()))
         say(f"submitted {len(ids)} tasks x {samples} samples")
         watch(store, ids, err, live=err.is_terminal, check=lambda: stack.supervisor.failed)
-        results = read_results(store, objects, ids)
+        results = pull(settings, tasks[0].results_queue, samples * len(ids))
         summary = summarize(results)
         sampled = engine_tokens(settings) - before
     finally:
@@ -97,6 +100,29 @@ def _fresh(data: Path, stack: Stack) -> None:
     """The demo counts its own batch, so it starts with an empty store; models and earlier results stay."""
     if not stack.base.broker and not (data / "polar.toml").exists():
         shutil.rmtree(data / "redis", ignore_errors=True)
+
+
+def pull(settings: Settings, queue: str, expected: int) -> list[SessionResult]:
+    """The batch as a trainer gets it: each result once from the results queue, its arrays checked, acknowledged."""
+    results: dict[str, SessionResult] = {}
+    with ResultsConsumer(
+        settings.store_url,
+        settings.objects_url,
+        namespace=settings.namespace,
+        queue=queue,
+        group="demo",
+        block_seconds=30,
+    ) as consumer:
+        for delivery in consumer:
+            for trace in delivery.result.trajectory.traces:
+                trace.check()
+            results[delivery.result.session_id] = delivery.result
+            delivery.ack()
+            if len(results) == expected:
+                break
+    if len(results) < expected:
+        raise PolarError(f"the results queue gave {len(results)} of {expected} results", code="stack_failed")
+    return [results[k] for k in sorted(results)]
 
 
 def engine_tokens(settings: Settings) -> int:

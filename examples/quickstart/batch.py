@@ -37,6 +37,7 @@ def quickstart(samples: int, backend: str) -> list[TaskRequest]:
             num_samples=samples,
             timeout_seconds=900,
             max_turns=8,
+            results_queue=f"quickstart-{run}",
             agent=AgentSpec(harness="shell", command="python3 /work/agent.py"),
             runtime=RuntimeSpec(
                 backend=backend,
