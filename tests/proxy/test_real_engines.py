@@ -1,4 +1,4 @@
-"""The proxy in front of the embedded engine: real sampling, real log-probabilities, real aborts."""
+"""The proxy in front of real engines, the embedded one and SGLang: real sampling, real log-probabilities, real aborts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from polar.store.keys import Keys
 from proxy.server import Server
 
 ROOT = Path(__file__).parents[2]
+RECIPE = ROOT / "compose" / "sglang-cpu"
+SGLANG = os.environ.get("POLAR_SGLANG_VENV", "")
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +53,39 @@ async def running_engine(model: Path, folder: Path):
         await process.wait()
 
 
-async def test_a_session_on_the_embedded_engine(model_folder, tmp_path, redis_url):
-    async with running_engine(model_folder, tmp_path) as url:
+@contextlib.asynccontextmanager
+async def running_sglang(model: Path, folder: Path):
+    if not SGLANG:
+        pytest.skip(f"POLAR_SGLANG_VENV isn't set; install it with {RECIPE / 'install.sh'} VENV")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with (folder / "sglang.log").open("w") as log:
+        words = [str(RECIPE / "start.sh"), SGLANG, str(model), str(port)]
+        process = await asyncio.create_subprocess_exec(*words, stdout=log, stderr=log, start_new_session=True)
+    try:
+        async with asyncio.timeout(240):
+            while "ready to roll" not in (folder / "sglang.log").read_text():
+                assert process.returncode is None, (folder / "sglang.log").read_text()[-2000:]
+                await asyncio.sleep(0.5)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        try:
+            await asyncio.wait_for(process.wait(), 20)
+        except TimeoutError:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+ENGINES = [
+    pytest.param(running_engine, id="embedded"),
+    pytest.param(running_sglang, id="sglang", marks=[pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(300)]),
+]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_a_session_on_a_real_engine(engine, model_folder, tmp_path, redis_url):
+    async with engine(model_folder, tmp_path) as url:
         row = Model(
             engine=url,
             tokenizer=str(model_folder),
@@ -61,7 +95,9 @@ async def test_a_session_on_the_embedded_engine(model_folder, tmp_path, redis_ur
             max_new_tokens=200,
         )
         settings = Settings(store=redis_url, namespace="embedded", models={"policy": row})
-        store = CaptureStore(connect(redis_url), Keys("embedded"))
+        client = connect(redis_url)
+        client.flushall()
+        store = CaptureStore(client, Keys("embedded"))
         grant = Grant(session_id="e.s0", attempt=1, task_id="e", model="policy")
         capability = store.mint(grant)
         server = Server(settings, heartbeat=1.0)
