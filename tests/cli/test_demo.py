@@ -91,6 +91,15 @@ def test_up_serves_the_other_commands_and_refuses_a_second_one(data, tmp_path):
         task.write_text(f"instruction: hi\nnum_samples: 2\nagent: {agent}\nevaluator: {evaluator}\n")
         run = polar("run", str(task), "--json", config=config)
         assert run["passed"] == run["sessions"] == 2
+        (name,) = run["tasks"]
+        assert polar("results", "pull", name, str(tmp_path / "r.jsonl"), "--json", config=config)["results"] == 2
+        lines = (tmp_path / "r.jsonl").read_text().splitlines()
+        assert {json.loads(x)["session_id"] for x in lines} == {f"{name}.s0", f"{name}.s1"}
+        assert polar("results", "show", f"{name}.s0", "--json", config=config)["reward"] == 1.0
+        task.write_text("task_id: long\ninstruction: hi\nagent: {harness: shell, command: sleep 602}\n")
+        assert polar("submit", str(task), "--json", config=config) == {"tasks": {"long": ["long.s0"]}}
+        assert polar("cancel", "long", "--json", config=config)["cancelled"].keys() == {"long.s0"}
+        until(lambda: polar("status", "long", "--json", config=config)["done"] == 1, 60)
         status = polar("status", "--json", config=config)
         assert status["backlog"]["open"] == 0 and "local" in status["nodes"]
         assert polar("doctor", "--json", config=config)["ok"] is True
