@@ -10,11 +10,10 @@ import typer
 
 from cli.common import BAD, OK, out, print_json, settings
 from cli.stack import get_json
-from polar import plugins
 from polar.config import Settings
 from polar.objects import open_objects
 from polar.store.connection import connect, redact
-from runtimes.registry import load_runtime
+from runtimes.registry import allowed, load_runtime
 
 
 def doctor(
@@ -28,7 +27,7 @@ def doctor(
         _check("objects", lambda: _objects(s)),
         *[_check(f"engine:{name}", partial(_engine, m.engine)) for name, m in s.models.items()],
         _check("proxy", lambda: _proxy(s)),
-        *[_check(f"runtime:{n}", partial(_runtime, n, s)) for n in plugins.names(plugins.RUNTIMES)],
+        *[_check(f"runtime:{n}", partial(_runtime, n, s)) for n in allowed(s)],
     ]
     if as_json:
         print_json({"ok": all(c["status"] != "fail" for c in checks), "checks": checks})

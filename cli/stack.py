@@ -203,13 +203,12 @@ class Stack:
 
     def _sweep(self) -> None:
         """Remove what workers that had to be killed left behind, by labels."""
-        from polar import plugins
         from polar.errors import PolarError
         from polar.sandbox import LABEL_NAMESPACE, LABEL_NODE
-        from runtimes.registry import load_runtime
+        from runtimes.registry import allowed, load_runtime
 
         labels = {LABEL_NAMESPACE: self.settings.namespace, LABEL_NODE: self.node}
-        for name in plugins.names(plugins.RUNTIMES):
+        for name in allowed(self.settings):
             try:
                 runtime = load_runtime(name, self.settings)
                 if runtime.available()[0]:

@@ -41,6 +41,7 @@ class Settings(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
     models: dict[str, Model] = field(default_factory=dict)
     default_model: str = "policy"
     default_runtime: str = "local"
+    runtimes: list[str] = field(default_factory=list)  # back-ends that tasks may use; empty: all that are installed
 
     proxy_url: str = ""  # the sandbox-facing listener as the node's host sees it
     proxy_socket: str = ""  # the same on a Unix socket
@@ -89,7 +90,7 @@ def load(path: str | Path | None = None, env: dict[str, str] | None = None, **ov
         raise InvalidConfig(f"{file}: no such file")
     for f in structs.fields(Settings):
         value = env.get(f"POLAR_{f.name.upper()}")
-        if value is None or f.name in ("models", "volume_roots", "api_token_env"):
+        if value is None or f.name in ("models", "volume_roots", "runtimes", "api_token_env"):
             continue
         data[f.name] = _scalar(value, f.type)
     data.update({k: v for k, v in overrides.items() if v is not None})

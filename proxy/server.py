@@ -66,6 +66,8 @@ class Server:
         await self.service.stop()
         for runner in self._runners:
             await runner.cleanup()
+        if self._where[2]:
+            Path(self._where[2]).unlink(missing_ok=True)
 
     def _admin(self) -> web.Application:
         async def health(_: web.Request) -> web.Response:

@@ -58,9 +58,9 @@ def opened(container: str, pid: int, proxy: ProxyEndpoint) -> Iterator[None]:
                 forward.close()
 
 
-# Starts the relay, or finds it running; ends when connections are accepted.
+# Starts the relay, or finds it running; ends when connections are accepted. It waits for a proxy that is being restarted.
 _PYTHON = """
-import os,socket,sys,threading
+import os,socket,sys,threading,time
 s=socket.socket();s.setsockopt(socket.SOL_SOCKET,socket.SO_REUSEADDR,1)
 try:s.bind(("127.0.0.1",%(port)d))
 except OSError:sys.exit(0)
@@ -81,9 +81,15 @@ def pump(a,b):
    try:x.shutdown(socket.SHUT_RDWR)
    except OSError:pass
 def serve(c):
- u=socket.socket(socket.AF_UNIX)
+ end=time.monotonic()+20
+ while 1:
+  u=socket.socket(socket.AF_UNIX)
+  try:u.connect("%(path)s");break
+  except OSError:
+   u.close()
+   if time.monotonic()>end:c.close();return
+   time.sleep(.2)
  try:
-  u.connect("%(path)s")
   t=threading.Thread(target=pump,args=(c,u),daemon=True);t.start();pump(u,c)
  except OSError:pass
  finally:c.close();u.close()

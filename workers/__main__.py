@@ -66,7 +66,7 @@ def _serve(ctx: Context, args: argparse.Namespace) -> int:
         pool="threads",
         concurrency=slots,
         queues=queues,
-        hostname=f"{'-'.join(args.stages)}@{args.node}.{os.getpid()}",
+        hostname=f"{'-'.join(args.stages)}@{args.node}.{socket.gethostname()}.{os.getpid()}",
         without_gossip=True,
         without_mingle=True,
         without_heartbeat=True,

@@ -7,6 +7,7 @@ import logging
 from polar.errors import NotFound, PolarError
 from polar.sandbox import LABEL_ATTEMPT, LABEL_NAMESPACE, LABEL_NODE, LABEL_PURPOSE, LABEL_SESSION
 from polar.session import Session
+from runtimes.registry import allowed
 from workers.context import Context
 
 log = logging.getLogger("polar.cleanup")
@@ -39,10 +40,8 @@ def destroy_all(ctx: Context) -> int:
 
 def backends(ctx: Context) -> list[str]:
     """The back-ends that work on this machine now."""
-    from polar import plugins
-
     out = []
-    for name in plugins.names(plugins.RUNTIMES):
+    for name in allowed(ctx.settings):
         try:
             if ctx.runtime(name).available()[0]:
                 out.append(name)

@@ -11,7 +11,11 @@ from polar.objects import ObjectStore
 from polar.result import Artifact, artifact_key
 from polar.sandbox import Sandbox
 from polar.session import Session
+from runtimes.tree import unpack
 from workers.report import Collected
+
+# Each archive was bounded when it was collected; this only keeps a sparse one from growing.
+RESTORE_LIMIT = 1 << 32
 
 
 def collect(
@@ -56,22 +60,14 @@ def restore(objects: ObjectStore, collected: list[Collected], folder: Path) -> d
         if c.folder:
             packed = target.with_name(target.name + ".tar")
             objects.get_file(c.key, packed)
-            target.mkdir()
-            with tarfile.open(packed) as tar:
-                tar.extractall(target, filter=_safe_member)
+            # The agent named the members. A trick is left out, not raised: it must not turn a failed attempt into an error of
+            # ours.
+            unpack(packed, target, RESTORE_LIMIT)
             packed.unlink()
         else:
             objects.get_file(c.key, target)
         out[c.path] = target
     return out
-
-
-def _safe_member(member: tarfile.TarInfo, target: str) -> tarfile.TarInfo | None:
-    # The agent named the members. A trick is dropped, not raised: it must not turn a failed attempt into an error of ours.
-    try:
-        return tarfile.data_filter(member, target)
-    except tarfile.FilterError:
-        return None
 
 
 def _name(path: str) -> str:
