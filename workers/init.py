@@ -14,6 +14,7 @@ from runtimes.prepare import run_prepare
 from workers.app import queue_for, send
 from workers.context import Context
 from workers.failures import Shutdown, as_error, fail_attempt
+from workers.leases import Held
 
 
 def init(ctx: Context, session_id: str) -> None:
@@ -24,7 +25,7 @@ def init(ctx: Context, session_id: str) -> None:
     with ctx.held(s) as held:
         try:
             task = ctx.store.task(s.task_id)
-            sandbox = _prepare(ctx, s, task)
+            sandbox = _prepare(ctx, s, task, held)
             if ctx.stopping.is_set():
                 raise Shutdown("the worker was stopped")
             if held.lost.is_set():
@@ -37,7 +38,9 @@ def init(ctx: Context, session_id: str) -> None:
         except Exception as e:
             if sandbox:
                 sandbox.destroy()
-            fail_attempt(ctx, s, as_error(e, "init"))
+            # A step that was stopped for the worker's end has not failed by itself.
+            error = Shutdown("the worker was stopped") if ctx.stopping.is_set() else e
+            fail_attempt(ctx, s, as_error(error, "init"))
             return
     if state == "READY":
         send(ctx.app, [Hint(queue_for("run", ctx.node), "run", session_id)])
@@ -46,7 +49,7 @@ def init(ctx: Context, session_id: str) -> None:
         send(ctx.app, [Hint(queue_for("postrun"), "postrun", session_id)])
 
 
-def _prepare(ctx: Context, s: Session, task: TaskRequest) -> Sandbox:
+def _prepare(ctx: Context, s: Session, task: TaskRequest, held: Held) -> Sandbox:
     deadline = time.monotonic() + task.timeout_seconds
     runtime = ctx.runtime(s.backend)
     labels = ctx.labels(s, "agent")
@@ -56,8 +59,15 @@ def _prepare(ctx: Context, s: Session, task: TaskRequest) -> Sandbox:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise InfraError("creating the sandbox took the whole time budget", code="prepare_failed", stage="init")
-            run_prepare(sandbox, task.runtime.prepare, timeout=left, fetch=ctx.fetcher(folder))
+            fetch = ctx.fetcher(folder)
+            run_prepare(
+                sandbox, task.runtime.prepare, timeout=left, fetch=fetch, cancelled=lambda: _unwanted(ctx, held)
+            )
     except BaseException:
         sandbox.destroy()
         raise
     return sandbox
+
+
+def _unwanted(ctx: Context, held: Held) -> bool:
+    return held.cancel.is_set() or held.lost.is_set() or ctx.stopping.is_set()

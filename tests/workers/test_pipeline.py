@@ -90,6 +90,16 @@ def test_cancel_stops_a_running_agent(cluster):
     assert "sleep 601" not in _commands()
 
 
+def test_cancel_stops_a_prepare_step(cluster):
+    spec = RuntimeSpec(backend="local", options=PLAIN, prepare=[Exec(command="sleep 603")])
+    (task,) = cluster.submit(noop("unwanted", runtime=spec))
+    until(lambda: "sleep 603" in _commands())
+    cluster.store.cancel("unwanted.s0")
+    (r,) = cluster.wait([task])
+    assert (r.termination, r.reward, len(r.attempts)) == ("cancelled", None, 1)
+    assert "sleep 603" not in _commands()
+
+
 def test_kill_of_a_run_and_a_postrun_worker_loses_and_doubles_nothing(tmp_path):
     with Cluster(tmp_path / "c") as c:
         c.workers(slots=4)
