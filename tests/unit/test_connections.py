@@ -1,7 +1,9 @@
-"""A broker and store behind Sentinel: the same URL serves the session store, the asyncio client and Celery."""
+"""Servers reached otherwise than by a plain URL, behind Sentinel and by TLS: one URL serves the session store, the asyncio
+client and Celery."""
 
 from __future__ import annotations
 
+import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -49,7 +51,47 @@ def url(tmp_path: Path) -> Iterator[str]:
             child.wait()
 
 
+@pytest.fixture
+def tls_url(tmp_path: Path) -> Iterator[str]:
+    # The embedded server is built without TLS.
+    server, openssl = shutil.which("redis-server"), shutil.which("openssl")
+    if not server or not openssl:
+        pytest.skip("needs a redis-server with TLS and openssl on the PATH (Debian: redis-server, openssl)")
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    words = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-keyout", "key", "-out", "cert", *names]
+    subprocess.run([openssl, *words], cwd=tmp_path, check=True, capture_output=True)
+    port = free_port()
+    tls = ["--tls-cert-file", "cert", "--tls-key-file", "key", "--tls-ca-cert-file", "cert", "--tls-auth-clients", "no"]
+    argv = [server, "--port", "0", "--tls-port", str(port), "--bind", "127.0.0.1", "--save", "", *tls]
+    child = subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.DEVNULL)
+    url = f"rediss://localhost:{port}/2?ssl_ca_certs={tmp_path}/cert"
+    try:
+        until(lambda: child.poll() is not None or reachable(url), 20)
+        assert child.poll() is None, "the server has no TLS"
+        yield url
+    finally:
+        child.kill()
+        child.wait()
+
+
+def reachable(url: str) -> bool:
+    try:
+        return bool(connect(url, socket_timeout=1).ping())
+    except redis.RedisError:
+        return False
+
+
 async def test_store_and_broker_behind_sentinel(url):
+    await serves_all(url)
+
+
+async def test_store_and_broker_by_tls(tls_url):
+    await serves_all(tls_url)
+    with pytest.raises(redis.ConnectionError, match="certificate"):
+        connect(tls_url.split("?")[0]).ping()
+
+
+async def serves_all(url: str) -> None:
     client = connect(url)
     store = SessionStore(client, Keys("s"))
     store.submit(TaskRequest(task_id="t", instruction="x", agent=AgentSpec(harness="shell", command="true")), "local")
