@@ -31,16 +31,7 @@ def open(store: SessionStore, capture: CaptureStore, settings: Settings, task: T
     if task.evaluator:
         load_evaluator(task.evaluator)
     session = store.open_capture(task)
-    grant = Grant(
-        session_id=session.session_id,
-        attempt=session.attempt,
-        task_id=task.task_id,
-        model=task.agent.model_name,
-        sampling=task.agent.sampling,
-        max_turns=task.max_turns or 0,
-        max_total_tokens=task.max_total_tokens or 0,
-        expires_at=time.time() + task.timeout_seconds,
-    )
+    grant = Grant.of(task, session.session_id, session.attempt, time.time() + task.timeout_seconds)
     capability = capture.mint(grant)
     return session, f"{settings.proxy_url.rstrip('/')}/s/{capability}", capability
 

@@ -107,16 +107,7 @@ def _budget(s: Session, task: TaskRequest) -> float:
 
 
 def _endpoint(ctx: Context, s: Session, task: TaskRequest, sandbox: Sandbox, budget: float) -> Endpoint:
-    grant = Grant(
-        session_id=s.session_id,
-        attempt=s.attempt,
-        task_id=s.task_id,
-        model=task.agent.model_name,
-        sampling=task.agent.sampling,
-        max_turns=task.max_turns or 0,
-        max_total_tokens=task.max_total_tokens or 0,
-        expires_at=time.time() + budget + 60,
-    )
+    grant = Grant.of(task, s.session_id, s.attempt, time.time() + budget + 60)
     capability = ctx.capture.mint(grant)
     models = ctx.settings.models
     context = ctx.settings.model(task.agent.model_name)[1].context_length if models else 32768

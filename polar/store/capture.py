@@ -17,7 +17,7 @@ from polar.ids import attempt_id, new_capability
 from polar.result import Usage
 from polar.store.keys import Keys
 from polar.store.scripts import register
-from polar.task import SamplingSpec
+from polar.task import SamplingSpec, TaskRequest
 
 Note = Literal["infra", "context_overflow"]
 
@@ -36,6 +36,20 @@ class Grant(Struct, kw_only=True, frozen=True, omit_defaults=True):
     max_turns: int = 0
     max_total_tokens: int = 0
     expires_at: float = 0.0
+
+    @classmethod
+    def of(cls, task: TaskRequest, session_id: str, attempt: int, expires_at: float) -> Grant:
+        """What the task allows one attempt."""
+        return cls(
+            session_id=session_id,
+            attempt=attempt,
+            task_id=task.task_id,
+            model=task.agent.model_name,
+            sampling=task.agent.sampling,
+            max_turns=task.max_turns or 0,
+            max_total_tokens=task.max_total_tokens or 0,
+            expires_at=expires_at,
+        )
 
     @property
     def attempt_id(self) -> str:
