@@ -51,7 +51,7 @@ def demo(
 def up(
     config: Config = None,
     slots: Annotated[int, typer.Option(min=1)] = 8,
-    node: str = "local",
+    node: Annotated[str, typer.Option(help="Name of this node (default: from the data folder).")] = "",
     model: Annotated[str, typer.Option(help="Model of the embedded engine.")] = "",
     data_dir: Annotated[Path | None, typer.Option(help="Where all data of the stack goes (default .polar).")] = None,
 ) -> None:

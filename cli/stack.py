@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import secrets
@@ -18,8 +19,10 @@ import msgspec
 
 from cli.supervisor import Process, StackError, Supervisor
 from polar.config import Model, Settings
-from polar.errors import InvalidConfig
+from polar.errors import InvalidConfig, PolarError
+from polar.sandbox import LABEL_NAMESPACE, LABEL_NODE
 from polar.store.connection import connect, redact
+from runtimes.registry import allowed, load_runtime
 
 # A Unix socket's path may be about 107 bytes long.
 SOCKET_PATH_MAX = 100
@@ -32,11 +35,13 @@ class Stack:
     `used` says in words what each part is. One stack per data folder: a lock file refuses a second one.
     """
 
-    def __init__(self, settings: Settings, *, node: str = "local", slots: int = 8, model: str = EMBEDDED_MODEL):
+    def __init__(self, settings: Settings, *, node: str = "", slots: int = 8, model: str = EMBEDDED_MODEL):
         self.base = settings
         self.settings = settings
-        self.node, self.slots, self.model = node, slots, model
+        self.slots, self.model = slots, model
         self.data = Path(settings.data_dir).resolve()
+        # Sandboxes are known by their node: two stacks on one Docker engine must not take each other's for left-overs.
+        self.node = node or f"local-{hashlib.sha256(str(self.data).encode()).hexdigest()[:8]}"
         self.used: dict[str, str] = {}
         self.supervisor = Supervisor(self.data / "logs")
         self._sockets: Path | None = None
@@ -62,7 +67,7 @@ class Stack:
         self._api()
         say("starting one worker per stage")
         self._workers()
-        self.used["runtime"] = self.settings.default_runtime
+        self.used |= self._runtimes()
         return self.settings
 
     def stop(self) -> None:
@@ -163,6 +168,14 @@ class Stack:
         for stage, extra in (("reaper", []), ("init", []), ("run", ["--slots", str(self.slots)]), ("postrun", [])):
             self.supervisor.start(Process(f"worker-{stage}", [*base, *extra, "--", stage]))
 
+    def _runtimes(self) -> dict[str, str]:
+        """The back-end that tasks get, in words, and the others that work here."""
+        found = {name: load_runtime(name, self.settings).available() for name in allowed(self.settings)}
+        default = self.settings.default_runtime
+        used = {"runtime": f"{default}: {found[default][1]}" if default in found else default}
+        others = [f"{name} ({what})" for name, (ok, what) in found.items() if ok and name != default]
+        return used | ({"also here": ", ".join(others)} if others else {})
+
     # Housekeeping ----------------------------------------------------------------------------------------------------
 
     def _settle(self, changes: dict[str, Any]) -> None:
@@ -203,10 +216,6 @@ class Stack:
 
     def _sweep(self) -> None:
         """Remove what workers that had to be killed left behind, by labels."""
-        from polar.errors import PolarError
-        from polar.sandbox import LABEL_NAMESPACE, LABEL_NODE
-        from runtimes.registry import allowed, load_runtime
-
         labels = {LABEL_NAMESPACE: self.settings.namespace, LABEL_NODE: self.node}
         for name in allowed(self.settings):
             try:

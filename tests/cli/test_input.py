@@ -62,3 +62,12 @@ def test_a_dead_broker_is_exit_code_3(tmp_path):
         [sys.executable, "-m", "cli.main", "status", "--config", str(path)], capture_output=True, text=True
     )
     assert r.returncode == 3 and "polar doctor" in r.stderr
+
+
+def test_two_stacks_on_one_machine_have_two_node_names(tmp_path):
+    from cli.stack import Stack
+
+    a, again, b = (Stack(Settings(data_dir=str(tmp_path / n))) for n in "aab")
+    assert a.node == again.node != b.node
+    for stack in (a, again, b):
+        stack.stop()
