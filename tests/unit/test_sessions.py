@@ -215,7 +215,9 @@ STEPS = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(STEPS)
 def test_no_order_of_events_breaks_the_invariants(store, steps):
     """Any interleaving: each session is in one place, committed at most once, and can still be driven to DONE."""
