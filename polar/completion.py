@@ -56,6 +56,7 @@ class Completion(Struct, kw_only=True, eq=False, omit_defaults=True):
     stream: bool = False
     role: Role = "unknown"
     request_hash: str = ""
+    labels: dict[str, str] = field(default_factory=dict)  # what the harness says of itself: session, thread, agent ids
     delivered: bool = True  # false: known not to have reached its client whole
     message_shared: int = 0
     messages: list[Any] = field(default_factory=list)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field, structs
 
@@ -26,6 +26,8 @@ class Model(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
     reasoning_parser: str | None = None
     context_length: Annotated[int, Meta(ge=1)] = 8192
     max_new_tokens: Annotated[int, Meta(ge=1)] = 1024  # of one answer at most; task and harness may ask for less
+    # An image in a request: refused, or replaced by a line of text that says so.
+    images: Literal["placeholder", "refuse"] = "placeholder"
     api_key_env: str | None = None  # name of the variable that holds the engine's key
 
 

@@ -19,7 +19,7 @@ from proxy.neutral import Finish, Request
 log = logging.getLogger("polar.proxy")
 
 # Headers go out when the engine has the request: until then a failure is still a status. Later than this they go anyway.
-HEADERS_WITHIN = 45.0
+HEADERS_WITHIN = 5.0
 
 
 def json_response(status: int, body: bytes, error: CallError | None = None) -> web.Response:
@@ -49,7 +49,9 @@ class Delivery:
     def _answer(self) -> Answer:
         g = self._generation
         model = self._request.model or g.served.key
-        return Answer(id=g.id, model=model, created=int(g.created), request=self._request)
+        return Answer(
+            id=g.id, model=model, created=int(g.created), request=self._request, prompt_tokens=g.prompt_tokens
+        )
 
     async def _whole(self) -> web.StreamResponse:
         g = self._generation
@@ -70,17 +72,17 @@ class Delivery:
             await g.change(0, HEADERS_WITHIN)
         if g.error is not None:
             return self._refuse(g.error)
-        response = web.StreamResponse(headers=self._dialect.stream_headers)
+        encoder = self._dialect.encoder(self._answer())
+        response = web.StreamResponse(headers=encoder.headers)
         # Reverse proxies and the sandbox's relay must not collect the stream.
         response.headers["X-Accel-Buffering"] = "no"
         await response.prepare(self._http)
-        encoder = self._dialect.encoder(self._answer())
         await response.write(encoder.start())
         seen = 0
         while True:
             moved = await g.change(seen, heartbeat)
             if g.rewritten and seen:
-                return self._reset(response)
+                return await self._break_off(response)
             new = [] if g.rewritten and not g.done else g.events[seen:]
             if new:
                 seen += len(new)
@@ -88,9 +90,10 @@ class Delivery:
                 if isinstance(new[-1], Finish):
                     break
             elif g.done:
-                return self._reset(response)
+                return await self._break_off(response)
             elif not moved or g.rewritten:
                 await response.write(encoder.heartbeat())
+                self._metrics.heartbeats.inc()
         await response.write_eof()
         self._delivered()
         return response
@@ -104,9 +107,12 @@ class Delivery:
         status, body = self._dialect.error(error)
         return json_response(status, body, error)
 
-    def _reset(self, response: web.StreamResponse) -> web.StreamResponse:
-        """Break off so that no client can take it for an end: a clean one would be accepted as the whole answer."""
+    async def _break_off(self, response: web.StreamResponse) -> web.StreamResponse:
+        """Break off so that no client can take it for an end: most accept a clean one as the whole answer."""
         self._metrics.resets.inc()
+        if self._dialect.broken == "end":
+            await response.write_eof()
+            return response
         transport = self._http.transport
         if transport is not None:
             sock = transport.get_extra_info("socket")

@@ -14,6 +14,7 @@ KINDS = {
     "method_not_allowed": 405,
     "gone": 410,
     "too_large": 413,
+    "upgrade_refused": 426,
     "internal": 500,
     "unavailable": 503,
 }

@@ -255,6 +255,7 @@ class Generation:
             dialect=self._dialect,
             stream=request.stream,
             role=plan.role,
+            labels=self.request.labels,
             request_hash=self.request_hash,
             delivered=self._listeners > 0 and not self.cancelled,
             message_shared=plan.message_shared,

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from polar.errors import PolarError
 from polar.store.capture import Grant
-from proxy import body
+from proxy import body, provenance
 from proxy.delivery import Delivery, json_response
 from proxy.dialects import DIALECTS, FALLBACK
 from proxy.dialects.base import Call, Dialect, Route
@@ -41,7 +41,7 @@ class Front:
         capability, path = _split(http)
         dialect: Dialect = FALLBACK
         try:
-            dialect, route, params = _route(http.method, path)
+            dialect, route, params = _route(http, path)
             return await self._act(http, dialect, route, params, capability)
         except CallError as e:
             error = e
@@ -61,11 +61,16 @@ class Front:
         self, http: web.Request, dialect: Dialect, route: Route, params: dict[str, str], capability: str | None
     ) -> web.StreamResponse:
         try:
+            if route.action == "websocket":
+                raise CallError("upgrade_refused", "WebSockets are not served here: use HTTP", code="websocket_refused")
             grant = await self._service.store.grant(capability if capability is not None else _key(http))
             if route.action in ("models", "model"):
                 return await self._models(dialect, params, grant)
-            call = Call(params=params, query=dict(http.query))
-            request = dialect.parse(await body.read(http), call)
+            headers = {k.lower(): v for k, v in http.headers.items()}
+            call = Call(params=params, query=dict(http.query), headers=headers)
+            sent = await body.read(http)
+            request = dialect.parse(sent, call)
+            provenance.mark(request, headers, sent)
             if route.action == "count":
                 return json_response(200, dialect.counted(await self._service.count(grant, request)))
             generation = await self._service.generate(grant, request, dialect.name)
@@ -92,10 +97,13 @@ def _split(http: web.Request) -> tuple[str | None, str]:
     return None, path
 
 
-def _route(method: str, path: str) -> tuple[Dialect, Route, dict[str, str]]:
+def _route(http: web.Request, path: str) -> tuple[Dialect, Route, dict[str, str]]:
     other: Dialect | None = None
+    method = http.method
     for dialect, route, pattern in _ROUTES:
         if m := pattern.fullmatch(path):
+            if route.marks and not any(k in http.headers or k in http.query for k in route.marks):
+                continue
             if route.method == method:
                 return dialect, route, m.groupdict()
             other = dialect
@@ -119,4 +127,6 @@ def _key(http: web.Request) -> str:
     for name in ("x-api-key", "x-goog-api-key"):
         if value := headers.get(name, "").strip():
             return value
+    if value := http.query.get("key", "").strip():
+        return value
     raise unknown_capability()

@@ -25,7 +25,8 @@ class Metrics:
         self.contradictions = Counter(
             "polar_proxy_contradictions", "Streams broken off by their final parse", registry=r
         )
-        self.resets = Counter("polar_proxy_resets", "Client streams reset", registry=r)
+        self.resets = Counter("polar_proxy_resets", "Client streams broken off", registry=r)
+        self.heartbeats = Counter("polar_proxy_heartbeats", "Heartbeats sent in streams", registry=r)
 
     def stored(self, c: Completion) -> None:
         self.completions.labels(c.finish_reason, c.link, c.untrainable or "yes").inc()

@@ -6,9 +6,12 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
+from polar.completion import Role
+
 # A message is a dict with role (system, user, assistant, tool) and content (str); an assistant's may have
 # reasoning_content (str) and tool_calls ([{"id", "type": "function", "function": {"name", "arguments": JSON text}}]);
-# a tool's has tool_call_id.
+# a tool's has tool_call_id. An assistant's may also have `refs`: ids of completions that the client echoed in signatures,
+# item ids or the like; they say which completion a turn is, and are no part of its content.
 Message = dict[str, Any]
 
 ToolChoice = Literal["auto", "none", "required"]
@@ -18,7 +21,9 @@ StopReason = Literal["stop", "length", "tool_calls"]
 class Request(Struct, kw_only=True):
     """A model call. `tools` are {"type": "function", "function": {...}}; `wishes` is what the harness said about
     sampling, under neutral names (temperature, top_p, top_k, min_p, seed, max_tokens, ...); `identity` is what makes two
-    requests the same call, whatever their transport; `extra` is the dialect's own."""
+    requests the same call, whatever their transport; `images` counts the images that became placeholders in the text;
+    `schema` is the JSON schema that the answer must follow ({} for any JSON object); `marked_retry`: the client says that
+    it sends this again; `role` and `labels` are what it said about itself; `extra` is the dialect's own."""
 
     model: str
     messages: list[Message]
@@ -29,6 +34,11 @@ class Request(Struct, kw_only=True):
     stop: list[str] = field(default_factory=list)
     stream: bool = False
     identity: bytes = b""
+    images: int = 0
+    schema: dict[str, Any] | None = None
+    marked_retry: bool = False
+    role: Role | None = None
+    labels: dict[str, str] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -95,6 +95,8 @@ class Service:
                 raise
             return flying
         served = self.table.pick(request.model, grant.model)
+        if request.images and served.row.images == "refuse":
+            raise bad("this model reads text only: the request has an image", "messages", "unsupported_content")
         generation = Generation(self, grant, served, attempt, request, dialect)
         generation.after = flying
         generation.listen()

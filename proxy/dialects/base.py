@@ -10,31 +10,36 @@ from msgspec import Struct, field
 from proxy.failures import CallError
 from proxy.neutral import Event, Request
 
-Action = Literal["generate", "count", "models", "model"]
+Action = Literal["generate", "count", "models", "model", "websocket"]
 
 
 class Route(Struct, frozen=True):
-    """`path` is a regular expression over the path without the `/s/<capability>` prefix; named groups are parameters."""
+    """`path` is a regular expression over the path without the `/s/<capability>` prefix; named groups are parameters. With
+    `marks` it is meant only if the request has one of these headers or query parameters (dialects share some paths)."""
 
     method: str
     path: str
     action: Action
+    marks: tuple[str, ...] = ()
 
 
 class Call(Struct, frozen=True, kw_only=True):
-    """The HTTP side of a request: the path's parameters and the query."""
+    """The HTTP side of a request: the path's parameters, the query, the headers (names in lower case)."""
 
     params: dict[str, str] = field(default_factory=dict)
     query: dict[str, str] = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict)
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """What an encoder knows from the start. `created` is in Unix seconds."""
+    """What an encoder knows from the start. `id` is the completion's, `created` in Unix seconds; `prompt_tokens` is 0 while
+    the prompt isn't known yet."""
 
     id: str
     model: str
     created: int
     request: Request
+    prompt_tokens: int = 0
 
 
 class ModelCard(Struct, frozen=True, kw_only=True):
@@ -44,6 +49,8 @@ class ModelCard(Struct, frozen=True, kw_only=True):
 
 class Encoder(Protocol):
     """Turns events into the bytes of a stream; called in the order of the events."""
+
+    headers: Mapping[str, str]
 
     def start(self) -> bytes: ...
 
@@ -55,13 +62,14 @@ class Encoder(Protocol):
 
 
 class Dialect(Protocol):
+    """`broken` is how a stream that can't be finished is broken off: by a connection reset, or by a clean end without the
+    terminal event, where that is what the clients retry."""
+
     name: str
+    broken: Literal["reset", "end"]
 
     @property
     def routes(self) -> tuple[Route, ...]: ...
-
-    @property
-    def stream_headers(self) -> Mapping[str, str]: ...
 
     def parse(self, body: dict[str, Any], call: Call) -> Request:
         """Raises CallError (`bad_request`) naming the field."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 from proxy.failures import bad
@@ -61,6 +62,12 @@ def wishes(body: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
                 raise bad(f"'{theirs}' is out of range", theirs)
         out[ours] = value
     return out
+
+
+def image_placeholder(media_type: str, data: str) -> str:
+    """What a text model reads in place of an image: stable, and different for different images."""
+    digest = hashlib.blake2b(data.encode("utf-8", "replace"), digest_size=4).hexdigest()
+    return f"[image {media_type[:64] or 'of unknown type'}, {digest}: not shown, this model reads text only]"
 
 
 def _kind(value: Any) -> str:

@@ -8,12 +8,11 @@ tool call in the sample is answered as plain text; images and audio are refused.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from proxy.dialects import fields
+from proxy.dialects import fields, sse
 from proxy.dialects.base import Answer, Call, Encoder, ModelCard, Route
 from proxy.failures import CallError, bad
 from proxy.neutral import Event, Finish, Message, Reasoning, Request, Text, ToolCall, ToolChoice, Usage, fold
@@ -42,10 +41,7 @@ class OpenAIChat:
         Route("GET", r"(?:/v1)?/models", "models"),
         Route("GET", r"(?:/v1)?/models/(?P<model>.+)", "model"),
     )
-    stream_headers: Mapping[str, str] = {
-        "Content-Type": "text/event-stream; charset=utf-8",
-        "Cache-Control": "no-cache",
-    }
+    broken: Literal["reset", "end"] = "reset"
 
     def parse(self, body: dict[str, Any], call: Call) -> Request:
         if (n := fields.count(body, "n")) is not None and n != 1:
@@ -112,6 +108,8 @@ class OpenAIChat:
 class ChunkEncoder:
     """Server-sent `chat.completion.chunk` events; a call is sent whole, in one delta."""
 
+    headers = sse.HEADERS
+
     def __init__(self, answer: Answer):
         self._head = {
             "id": answer.id,
@@ -147,17 +145,13 @@ class ChunkEncoder:
     def _last(self, finish: Finish) -> bytes:
         out = self._chunk({}, finish.reason)
         if self._with_usage:
-            out += _sse({**self._head, "choices": [], "usage": _usage(finish.usage)})
+            out += sse.data({**self._head, "choices": [], "usage": _usage(finish.usage)})
         return out + b"data: [DONE]\n\n"
 
     def _chunk(self, delta: dict[str, Any], reason: str | None = None) -> bytes:
-        return _sse(
+        return sse.data(
             {**self._head, "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}]}
         )
-
-
-def _sse(data: dict[str, Any]) -> bytes:
-    return b"data: " + _encode(data) + b"\n\n"
 
 
 def _usage(u: Usage) -> dict[str, Any]:
