@@ -14,6 +14,15 @@ from polar.task import TaskRequest
 from polar.trace import Trajectory
 
 
+class Changes(Struct, kw_only=True, frozen=True):
+    """What the agent changed below a folder of its sandbox: an archive that `polar.changes` reads and applies. Of a
+    `truncated` one something is missing."""
+
+    under: str
+    archive: Path
+    truncated: bool = False
+
+
 class Outcome(Struct, kw_only=True):
     """What an evaluator gets. `sandbox()` makes (once) the fresh sandbox with `evaluation_prepare` done and the
     artifacts of the attempt restored by the evaluator itself through `artifacts` (host paths by sandbox path, as given).
@@ -25,6 +34,7 @@ class Outcome(Struct, kw_only=True):
     termination: Termination
     trajectory: Trajectory
     artifacts: dict[str, Path]
+    changes: Changes | None = None  # for an evaluator with `changes_under`; None if there was no such folder
     sandbox: Callable[[], Sandbox]
     remaining: Callable[[], float]
     logs: Path  # host folder: files left here become artifacts of the evaluation
@@ -38,6 +48,7 @@ class Evaluator(Protocol):
     needs_sandbox: bool
     # Sandbox paths (files or folders) that must be collected from the agent's sandbox, besides the task's artifacts.
     collects: tuple[str, ...]
+    # A further, optional attribute `changes_under: str | None` names a folder whose changes are wanted as an archive.
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Evaluator:

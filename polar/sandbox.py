@@ -85,6 +85,16 @@ class Sandbox(Protocol):
         writes outside `target`. Works after `stop()`. True if it was truncated. Raises NotFound when there is no such path."""
         ...
 
+    def baseline(self, under: str) -> bytes:
+        """What lies below the folder `under` before an agent came, for `changes` (opaque)."""
+        ...
+
+    def changes(self, target: Path, *, under: str, baseline: bytes, limit: int) -> bool:
+        """Write at the host file `target` an archive (see `polar.changes`, which also applies it to another sandbox) of
+        all that differs below `under`: at least what changed since `baseline`, at most what changed since the sandbox was
+        created. Works after `stop()`. True if it did not fit into `limit` bytes. Raises NotFound without such a folder."""
+        ...
+
     def stop(self) -> None:
         """Kill every process of the agent, however it forked; the file system stays. Idempotent."""
         ...

@@ -17,10 +17,12 @@ from typing import BinaryIO, cast
 from docker.errors import APIError
 from docker.errors import NotFound as EngineNotFound
 
+from polar.changes import decode, encode
 from polar.errors import InfraError, NotFound
 from polar.sandbox import ExecResult, ProxyEndpoint, SandboxRef
-from runtimes import docker_bridge, docker_exec, netns, procs, tree
+from runtimes import docker_bridge, docker_changes, docker_exec, netns, procs, tree
 from runtimes.docker_engine import Engine, ignore
+from runtimes.docker_reader import Reader
 from runtimes.output import Output
 from runtimes.paths import inside
 from runtimes.watch import Watch
@@ -254,7 +256,7 @@ class DockerSandbox:
                     chunks, stat = api.get_archive(self.ref.handle, path, chunk_size=1 << 18)
                     try:
                         if not stat["mode"] & _SYMLINK:
-                            with tarfile.open(fileobj=cast(BinaryIO, _Reader(chunks)), mode="r|") as tar:
+                            with tarfile.open(fileobj=cast(BinaryIO, Reader(chunks)), mode="r|") as tar:
                                 return tree.write_tree(tree.from_tar(tar), target, limit)
                     finally:
                         chunks.close()
@@ -265,6 +267,21 @@ class DockerSandbox:
         except (OSError, tarfile.TarError) as e:
             raise InfraError(f"can't download '{source}': {e}", code="artifact_failed") from e
         raise NotFound(f"no '{source}' in the sandbox")
+
+    def baseline(self, under: str) -> bytes:
+        try:
+            return encode(docker_changes.difference(self._engine, self.ref.handle, self._folder(under)).added)
+        except EngineNotFound as e:
+            raise NotFound("the container is gone") from e
+
+    def changes(self, target: Path, *, under: str, baseline: bytes, limit: int) -> bool:
+        folder = self._folder(under)
+        docker_changes.exists(self._engine, self.ref.handle, folder)
+        before = set(decode(baseline))
+        return docker_changes.write(self._engine, self.ref.handle, folder, before, target, limit)
+
+    def _folder(self, under: str) -> str:
+        return posixpath.normpath(inside(self.ref, under))
 
     # -- the end
 
@@ -300,27 +317,3 @@ def _others(pid: int, entry: bytes) -> bool:
     except OSError:
         return False
     return bool(marks) and entry not in marks
-
-
-class _Reader(io.RawIOBase):
-    """A file over an iterator of chunks."""
-
-    def __init__(self, chunks: Iterator[bytes]):
-        self._chunks = chunks
-        self._rest = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        parts: list[bytes] = []
-        left = size if size >= 0 else 1 << 62
-        while left > 0:
-            if not self._rest:
-                self._rest = next(self._chunks, b"")
-                if not self._rest:
-                    break
-            part, self._rest = self._rest[:left], self._rest[left:]
-            parts.append(part)
-            left -= len(part)
-        return b"".join(parts)

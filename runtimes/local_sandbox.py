@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
+from polar.changes import decode, encode
 from polar.errors import InfraError, NotFound
 from polar.sandbox import ExecResult
-from runtimes import bwrap, procs, tree
+from runtimes import bwrap, local_changes, procs, tree
 from runtimes.inroot import Escape, Root
 from runtimes.local_box import Command, Record, boxed, may_be_top
 from runtimes.output import Output
@@ -181,6 +182,12 @@ class LocalSandbox:
             raise NotFound(f"no '{source}' in the sandbox") from e
         except OSError as e:
             raise InfraError(f"can't read '{source}': {e.strerror or e}", code="artifact_failed") from e
+
+    def baseline(self, under: str) -> bytes:
+        return encode(local_changes.listing(self._root, inside(self.ref, under)))
+
+    def changes(self, target: Path, *, under: str, baseline: bytes, limit: int) -> bool:
+        return local_changes.write(self._root, inside(self.ref, under), set(decode(baseline)), target, limit)
 
     # -- the end
 

@@ -44,6 +44,34 @@ def collect(
     return collected, artifacts
 
 
+def keep_baseline(objects: ObjectStore, sandbox: Sandbox, s: Session, under: str) -> None:
+    """Remember what lies below `under` before the agent comes."""
+    try:
+        data = sandbox.baseline(under)
+    except NotFound:
+        data = b""
+    objects.put(_changes_key(s, "baseline"), data)
+
+
+def keep_changes(
+    objects: ObjectStore, sandbox: Sandbox, s: Session, under: str, folder: Path, limit: int
+) -> Collected | None:
+    """What the agent made of `under`, as one archive; None if there is no such folder."""
+    local = folder / "changes.tar"
+    try:
+        baseline = objects.get(_changes_key(s, "baseline"))
+        truncated = sandbox.changes(local, under=under, baseline=baseline, limit=limit)
+    except NotFound:
+        return None
+    key = _changes_key(s, "changes.tar")
+    objects.put_file(key, local)
+    return Collected(path=under, key=key, truncated=truncated)
+
+
+def _changes_key(s: Session, name: str) -> str:
+    return artifact_key(s.task_id, s.session_id, s.attempt, name)
+
+
 def keep_log(objects: ObjectStore, s: Session, name: str, path: Path) -> list[Artifact]:
     if not path.is_file() or not path.stat().st_size:
         return []

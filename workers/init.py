@@ -12,8 +12,10 @@ from polar.store.sessions import Hint
 from polar.task import TaskRequest
 from runtimes.prepare import run_prepare
 from workers.app import queue_for, send
+from workers.collect import keep_baseline
 from workers.context import Context
 from workers.failures import Shutdown, as_error, fail_attempt
+from workers.judging import changes_under
 from workers.leases import Held
 
 
@@ -63,6 +65,8 @@ def _prepare(ctx: Context, s: Session, task: TaskRequest, held: Held) -> Sandbox
             run_prepare(
                 sandbox, task.runtime.prepare, timeout=left, fetch=fetch, cancelled=lambda: _unwanted(ctx, held)
             )
+        if (under := changes_under(task)) is not None:
+            keep_baseline(ctx.objects, sandbox, s, under)
     except BaseException:
         sandbox.destroy()
         raise

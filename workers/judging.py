@@ -10,7 +10,7 @@ from pathlib import Path
 from evaluators.registry import load_evaluator
 from polar.codec import pack, unpack
 from polar.errors import EvaluatorError, PolarError
-from polar.judge import Outcome
+from polar.judge import Changes, Outcome
 from polar.result import ErrorInfo, Evaluation
 from polar.sandbox import LABEL_NODE, Sandbox, SandboxRef
 from polar.session import Session
@@ -29,6 +29,11 @@ JUDGED = {"finished", "agent_error", "agent_timeout", "turn_limit", "token_limit
 
 def evaluator_paths(task: TaskRequest) -> list[str]:
     return list(load_evaluator(task.evaluator).collects) if task.evaluator else []
+
+
+def changes_under(task: TaskRequest) -> str | None:
+    """The folder whose changes the evaluator wants."""
+    return getattr(load_evaluator(task.evaluator), "changes_under", None) if task.evaluator else None
 
 
 def evaluation_spec(task: TaskRequest) -> RuntimeSpec:
@@ -154,6 +159,7 @@ def _once(
                 termination=report.termination,
                 trajectory=trajectory,
                 artifacts=restore(ctx.objects, report.collected, folder),
+                changes=_changes(ctx, report, folder),
                 sandbox=sandbox,
                 remaining=lambda: deadline - time.monotonic(),
                 logs=logs,
@@ -165,6 +171,14 @@ def _once(
                 box.destroy()
             except PolarError as e:  # the janitor comes after us
                 log.warning("evaluation sandbox %s: %s", box.ref.handle, e)
+
+
+def _changes(ctx: Context, report: RunReport, folder: Path) -> Changes | None:
+    if report.changes is None:
+        return None
+    archive = folder / "changes.tar"
+    ctx.objects.get_file(report.changes.key, archive)
+    return Changes(under=report.changes.path, archive=archive, truncated=report.changes.truncated)
 
 
 def _error(e: Exception) -> ErrorInfo:

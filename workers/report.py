@@ -25,5 +25,6 @@ class RunReport(Struct, kw_only=True, omit_defaults=True):
     notes: dict[str, Any] = field(default_factory=dict)
     collected: list[Collected] = field(default_factory=list)
     artifacts: list[Artifact] = field(default_factory=list)
+    changes: Collected | None = None
     uncaptured: int = 0
     prewarmed: bytes = b""  # msgpack SandboxRef of an evaluation sandbox made beside RUN

@@ -16,15 +16,17 @@ from polar.store.sessions import Hint
 from polar.task import TaskRequest
 from workers.admission import dispatch
 from workers.app import queue_for, send
-from workers.collect import collect, keep_log
+from workers.collect import collect, keep_changes, keep_log
 from workers.context import Context
 from workers.failures import Shutdown, as_error, fail_attempt
-from workers.judging import evaluator_paths, prewarm
+from workers.judging import changes_under, evaluator_paths, prewarm
 from workers.leases import Held
 from workers.report import RunReport
 
 # An agent whose budget ran out is told so by the proxy; it may use this long to end by itself (seconds).
 LIMIT_GRACE = 5.0
+# Bytes of the agent's last output that its adapter judges: CLIs write their events there, a whole turn in each.
+OUTPUT_LIMIT = 1 << 20
 
 
 def run(ctx: Context, session_id: str) -> None:
@@ -76,6 +78,7 @@ def _attempt(ctx: Context, s: Session, task: TaskRequest, sandbox: Sandbox, held
             stdin=plan.stdin.encode() if plan.stdin is not None else None,
             timeout=budget,
             log=log,
+            output_limit=OUTPUT_LIMIT,
             cancelled=watch,
         )
         # The order matters: no process of the agent is left when its capability ends and its files are read.
@@ -88,6 +91,8 @@ def _attempt(ctx: Context, s: Session, task: TaskRequest, sandbox: Sandbox, held
         report.collected, report.artifacts = collect(
             ctx.objects, sandbox, s, paths, folder, ctx.settings.artifact_limit_bytes
         )
+        if (under := changes_under(task)) is not None:
+            report.changes = keep_changes(ctx.objects, sandbox, s, under, folder, ctx.settings.artifact_limit_bytes)
         report.artifacts += keep_log(ctx.objects, s, "agent.log", log)
         report.prewarmed = warm.take()
         return report

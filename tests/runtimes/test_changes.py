@@ -1,0 +1,120 @@
+"""What an agent made of a sandbox, brought into a fresh one: the same on every runtime."""
+
+from __future__ import annotations
+
+import pytest
+
+from polar import changes
+from polar.errors import NotFound
+
+PREPARE = """
+mkdir -p repo/sub repo/gone && cd repo && echo one >kept && echo two >edited && echo three >removed &&
+echo a >sub/a && echo b >gone/b && ln -s kept link && mkdir was_folder && echo x >was_folder/x && echo y >was_file
+"""
+WORK = """
+cd repo && echo more >>edited && rm removed && rm -r gone && mkdir -p 'new dir/deep' && echo n >'new dir/deep/n ü' &&
+chmod 755 sub/a && ln -s /etc/hostname outside && ln kept hard && rm -r was_folder && echo f >was_folder &&
+rm was_file && mkdir was_file && echo g >was_file/g && rm link && mkdir link && echo in >link/in && mkfifo pipe &&
+printf '%s' 'a\nb' >"$(printf 'odd\nname')" && mkdir empty && rm sub/a && echo a2 >sub/a
+"""
+# Kinds, modes of files, link targets and contents of everything but the pipe.
+SHOW = """
+cd repo && find . ! -name pipe -exec sh -c 'for p; do
+  if [ -L "$p" ]; then echo "$p -> $(readlink "$p")";
+  elif [ -f "$p" ]; then echo "$p $(stat -c %a "$p") $(cat "$p")"; else echo "$p/"; fi; done' sh {} + | sort
+"""
+
+
+def show(box) -> str:
+    r = box.exec(SHOW, timeout=60)
+    assert r.exit_code == 0, r.output
+    return r.output.decode()
+
+
+def prepared(make):
+    box = make()
+    assert box.exec(PREPARE, timeout=60).exit_code == 0
+    return box
+
+
+def test_a_fresh_sandbox_is_brought_into_the_final_state(make, tmp_path):
+    box = prepared(make)
+    baseline = box.baseline("repo")
+    r = box.exec(WORK, timeout=60)
+    assert r.exit_code == 0, r.output
+    final = show(box)
+    box.stop()
+    assert box.changes(tmp_path / "c.tar", under="repo", baseline=baseline, limit=1 << 20) is False
+    fresh = prepared(make)
+    assert show(fresh) != final
+    changes.apply(fresh, tmp_path / "c.tar", "repo", timeout=60)
+    assert show(fresh) == final
+    assert {"removed", "gone", "gone/b"} <= set(changes.removed(tmp_path / "c.tar"))
+
+
+def test_excluded_paths_stay_as_they_are(make, tmp_path):
+    box = prepared(make)
+    baseline = box.baseline("repo")
+    assert box.exec("cd repo; echo bad >edited; rm -r sub; echo fine >kept", timeout=60).exit_code == 0
+    box.stop()
+    box.changes(tmp_path / "c.tar", under="repo", baseline=baseline, limit=1 << 20)
+    fresh = prepared(make)
+    changes.apply(fresh, tmp_path / "c.tar", "repo", timeout=60, exclude=("edited", "sub"))
+    assert fresh.exec("cat repo/kept repo/edited repo/sub/a", timeout=60).output == b"fine\ntwo\na\n"
+
+
+def test_more_than_the_limit_is_told(make, tmp_path):
+    box = prepared(make)
+    baseline = box.baseline("repo")
+    assert box.exec("head -c 3000000 /dev/zero >repo/big; truncate -s 100G repo/huge", timeout=60).exit_code == 0
+    box.stop()
+    assert box.changes(tmp_path / "c.tar", under="repo", baseline=baseline, limit=1 << 20) is True
+    assert (tmp_path / "c.tar").stat().st_size < 2 << 20
+
+
+def test_many_changes(make, tmp_path):
+    box = prepared(make)
+    assert box.exec("cd repo; for i in $(seq 500); do echo $i >sub/f$i; done", timeout=60).exit_code == 0
+    baseline = box.baseline("repo")
+    assert box.exec("cd repo; for i in $(seq 2 2 500); do rm sub/f$i; done; echo x >sub/f1", timeout=60).exit_code == 0
+    final = show(box)
+    box.stop()
+    assert box.changes(tmp_path / "c.tar", under="repo", baseline=baseline, limit=1 << 22) is False
+    fresh = prepared(make)
+    assert fresh.exec("cd repo; for i in $(seq 500); do echo $i >sub/f$i; done", timeout=60).exit_code == 0
+    changes.apply(fresh, tmp_path / "c.tar", "repo", timeout=60)
+    assert show(fresh) == final
+
+
+def test_no_such_folder(make, tmp_path):
+    box = make()
+    with pytest.raises(NotFound):
+        box.changes(tmp_path / "c.tar", under="nothing", baseline=b"", limit=1 << 20)
+
+
+def test_links_of_the_fresh_sandbox_lead_no_file_elsewhere(make, tmp_path):
+    """The agent had a folder where the fresh sandbox has a link to one that it must not reach."""
+    box = make()
+    assert box.exec("mkdir -p repo/lib && echo planted >repo/lib/tool", timeout=60).exit_code == 0
+    box.stop()
+    box.changes(tmp_path / "c.tar", under="repo", baseline=b"", limit=1 << 20)
+    fresh = make()
+    assert (
+        fresh.exec(
+            "mkdir -p repo trusted && echo good >trusted/tool && ln -s ../trusted repo/lib", timeout=60
+        ).exit_code
+        == 0
+    )
+    changes.apply(fresh, tmp_path / "c.tar", "repo", timeout=60)
+    assert fresh.exec("cat trusted/tool repo/lib/tool", timeout=60).output == b"good\nplanted\n"
+
+
+def test_many_single_files(make, tmp_path):
+    box = make()
+    assert box.exec("for i in $(seq 300); do echo $i >f$i; done; ln f1 hard; ln -s f2 soft", timeout=60).exit_code == 0
+    box.stop()
+    assert box.changes(tmp_path / "c.tar", under=".", baseline=b"", limit=1 << 22) is False
+    fresh = make()
+    changes.apply(fresh, tmp_path / "c.tar", ".", timeout=60)
+    r = fresh.exec("cat f300 hard soft; ls | wc -l", timeout=60)
+    assert r.output.split() == [b"300", b"1", b"2", b"302"]
