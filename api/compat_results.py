@@ -7,7 +7,7 @@ from typing import Any
 from api import compat_models as ref
 from api.control import Control
 from polar.errors import NotFound, PolarError
-from polar.export import read_result
+from polar.export import read_result, rows
 from polar.result import SessionResult
 from polar.session import Session
 from polar.store.sessions import TaskStatus
@@ -72,7 +72,7 @@ def session_result(r: SessionResult) -> ref.SessionResult:
             "trace_count": f.traces,
             "evaluation": r.evaluation.report if r.evaluation else {},
         },
-        traces=[_trace(t, r.reward, r.metadata) for t in r.trajectory.traces],
+        traces=[_trace(t, r.reward, r.metadata) for t in rows(r.trajectory)],
         error=error,
     )
     timing = {theirs: round(1000 * r.timing[ours], 3) for ours, theirs in _TIMING.items() if ours in r.timing}

@@ -69,4 +69,5 @@ def without_tokens(result: SessionResult) -> SessionResult:
     for t in result.trajectory.traces:
         t.metadata |= {"prompt_tokens": len(t.prompt_ids), "response_tokens": len(t.response_ids)}
         t.prompt_ids = t.response_ids = t.loss_mask = t.logprobs = t.prompt_ids[:0]
+    result.trajectory.packed = None
     return result

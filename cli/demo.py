@@ -19,6 +19,7 @@ from examples.quickstart.batch import quickstart
 from polar.client import ResultsConsumer
 from polar.config import Settings
 from polar.errors import PolarError
+from polar.export import rows
 from polar.objects import open_objects
 from polar.result import SessionResult
 from polar.store.connection import connect
@@ -114,7 +115,7 @@ def pull(settings: Settings, queue: str, expected: int) -> list[SessionResult]:
         block_seconds=30,
     ) as consumer:
         for delivery in consumer:
-            for trace in delivery.result.trajectory.traces:
+            for trace in rows(delivery.result.trajectory):
                 trace.check()
             results[delivery.result.session_id] = delivery.result
             delivery.ack()
@@ -128,7 +129,7 @@ def pull(settings: Settings, queue: str, expected: int) -> list[SessionResult]:
 def engine_tokens(settings: Settings) -> int:
     """Tokens sampled so far by the engines' own count (SGLang's `generation_tokens_total`)."""
     total = 0.0
-    for url in {m.engine for m in settings.models.values()}:
+    for url in {u for m in settings.models.values() for u in m.engines}:
         with urllib.request.urlopen(f"{url}/metrics", timeout=10) as reply:
             for text in reply.read().decode().splitlines():
                 if text.startswith("sglang:generation_tokens_total"):

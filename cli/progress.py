@@ -84,7 +84,7 @@ def task_table(results: list[SessionResult]) -> Table:
             f"{sum(rewards) / len(rewards):.2f}" if rewards else "none",
             str(sum(r.usage.turns for r in group)),
             str(sum(r.usage.sampled_tokens for r in group)),
-            str(sum(len(r.trajectory.traces) for r in group)),
+            str(sum(r.trajectory.fidelity.traces for r in group)),
             f"{sum(r.timing.get('run', 0.0) for r in group) / len(group):.1f}",
         ]
         table.add_row(*row, *([", ".join(f"{k} {v}" for k, v in ends.items())] if unusual else []))

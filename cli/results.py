@@ -1,53 +1,20 @@
-"""results list, show, pull: from a running deployment, or (`--objects`) from the stored objects alone."""
+"""results list, show, pull, rebuild: from a running deployment, or (`--objects`) from the stored objects alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from cli.common import deployment, out, print_json
-from polar.codec import decompress, to_json, unpack
+from cli.common import out, print_json
+from cli.results_read import Config, Json, Objects, find, of_session, read
+from cli.results_rebuild import rebuild
+from polar.codec import to_json
 from polar.errors import NotFound
-from polar.objects import ObjectStore, open_objects
-from polar.result import SessionResult
 
 app = typer.Typer(no_args_is_help=True)
-Config = Annotated[str | None, typer.Option("--config")]
-Json = Annotated[bool, typer.Option("--json", help="JSON lines on stdout.")]
-Objects = Annotated[
-    str | None, typer.Option("--objects", help="Read this object store (file:///…, s3://…) without a deployment.")
-]
-
-
-def find(config: str | None, objects_url: str | None, task: str | None) -> tuple[ObjectStore, Iterator[str]]:
-    """The object store, and the result keys of one task or of all: committed ones, or with `--objects` what lies there."""
-    if objects_url:
-        objects = open_objects(objects_url)
-        return objects, objects.list(f"results/{task}/" if task else "results/")
-    _, store, objects = deployment(config)
-    tasks = [task] if task else store.task_ids(1000)
-    return objects, (s.result for t in tasks for s in store.task_status(t).sessions if s.result)
-
-
-def read(objects: ObjectStore, key: str) -> SessionResult:
-    return unpack(decompress(objects.get(key)), SessionResult)
-
-
-def of_session(config: str | None, objects_url: str | None, session: str) -> tuple[ObjectStore, SessionResult]:
-    if objects_url:
-        objects, keys = find(config, objects_url, session.rpartition(".")[0])
-        mine = [k for k in keys if k.split("/")[2] == session]
-        if not mine:
-            raise NotFound(f"no result of session '{session}' in {objects_url}")
-        return objects, read(objects, mine[-1])
-    _, store, objects = deployment(config)
-    s = store.session(session)
-    if not s.result:
-        raise NotFound(f"session '{session}' has no result yet (state {s.state})")
-    return objects, read(objects, s.result)
+app.command()(rebuild)
 
 
 @app.command("list")
@@ -88,6 +55,8 @@ def show(session: str, config: Config = None, objects: Objects = None, as_json: 
     f = r.trajectory.fidelity
     out.print(f"  {f.completions} completions in {f.chains} chains, {f.sampled_tokens} tokens sampled, {f.trace_tokens} in "
               f"traces, left out {f.left_out or 'none'}", soft_wrap=True)  # fmt: skip
+    if r.trajectory.packed is not None:
+        out.print(f"  packed tree: {len(r.trajectory.packed.ids)} tokens, {len(r.trajectory.packed.calls)} calls")
     for t in r.trajectory.traces:
         versions = sorted({v.version for v in t.versions})
         lengths = f"prompt {len(t.prompt_ids)}, response {len(t.response_ids)}, trained {int(t.loss_mask.sum())}"

@@ -23,7 +23,7 @@ def open_(
     config: Config = None,
     model: Annotated[str, typer.Option(help="Row of the model table.")] = "policy",
     timeout: Annotated[float, typer.Option(min=1, help="Seconds until the session closes by itself.")] = 3600,
-    builder: str = "prefix_merging",
+    builder: str = "exact",
     as_json: Json = False,
 ) -> None:
     """Open a session and print the base URL and key to give to your agent."""

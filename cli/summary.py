@@ -55,7 +55,7 @@ def summarize(results: list[SessionResult]) -> Summary:
         f = r.trajectory.fidelity
         out.trace_tokens += f.trace_tokens
         out.exact_tokens += f.exact_tokens
-        out.traces += len(r.trajectory.traces)
+        out.traces += r.trajectory.fidelity.traces
         out.completions += f.completions
         for reason, n in f.left_out.items():
             out.left_out[reason] = out.left_out.get(reason, 0) + n

@@ -19,7 +19,10 @@ class Model(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
     """One row of the model table. `tokenizer` is a folder or hub name; `renderer` a name known to `renderers`, or
     "template" for the tokenizer's own chat template."""
 
-    engine: str  # base URL of the inference server
+    engine: str | list[str]  # base URL of the inference server, or of several that serve the same weights
+    # SGLang's /generate, vLLM's /inference/v1/generate, or any OpenAI-compatible /v1/chat/completions.
+    protocol: Literal["sglang", "vllm", "openai"] = "sglang"
+    engine_model: str = ""  # the model's name at the server, where it wants one; empty: the row's name
     tokenizer: str
     renderer: str = "template"
     tool_parser: str | None = None
@@ -29,6 +32,10 @@ class Model(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
     # An image in a request: refused, or replaced by a line of text that says so.
     images: Literal["placeholder", "refuse"] = "placeholder"
     api_key_env: str | None = None  # name of the variable that holds the engine's key
+
+    @property
+    def engines(self) -> list[str]:
+        return [self.engine] if isinstance(self.engine, str) else list(self.engine)
 
 
 class Settings(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):

@@ -9,10 +9,12 @@ import numpy as np
 import zstandard
 
 from polar.codec import decompress, unpack
+from polar.completion import VersionSpan
 from polar.errors import PolarError
 from polar.objects import ObjectStore, open_objects
+from polar.packed import PackedCall, PackedTree
 from polar.result import SessionResult
-from polar.trace import Trace
+from polar.trace import Segment, Trace, Trajectory
 
 
 def read_result(objects: ObjectStore | str, key: str) -> SessionResult:
@@ -28,9 +30,40 @@ def read_result(objects: ObjectStore | str, key: str) -> SessionResult:
         result = unpack(decompress(data), SessionResult)
         for trace in result.trajectory.traces:
             trace.check()
+        if result.trajectory.packed is not None:
+            result.trajectory.packed.check()
     except (zstandard.ZstdError, msgspec.MsgspecError, ValueError, TypeError, MemoryError) as e:
         raise PolarError(f"result '{key}' can't be read: {type(e).__name__}: {e}", code="corrupt_result") from e
     return result
+
+
+def rows(trajectory: Trajectory) -> list[Trace]:
+    """Traces, whatever the builder: its own, or a packed tree expanded to one per completion (what `per_request` gives)."""
+    tree = trajectory.packed
+    return list(trajectory.traces) if tree is None else [_row(tree, c) for c in tree.calls]
+
+
+def _row(tree: PackedTree, c: PackedCall) -> Trace:
+    n = c.end - c.start
+    return Trace(
+        trace_id=c.trace_id,
+        prompt_ids=tree.prompt(c),
+        response_ids=tree.ids[c.start : c.end],
+        loss_mask=tree.loss_mask[c.start : c.end],
+        logprobs=tree.logprobs[c.start : c.end],
+        segments=[
+            Segment(
+                completion_id=c.completion_id, start=0, end=n, finish_reason=c.finish_reason, index=c.index, role=c.role
+            )
+        ],
+        versions=[VersionSpan(v.version, v.start - c.start, v.end - c.start) for v in c.versions],
+        role=c.role,
+        weight=c.weight,
+        reward=c.reward,
+        finish_reason=c.finish_reason,
+        truncated=c.truncated,
+        metadata=c.metadata,
+    )
 
 
 def to_torch(trace: Trace) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class Artifact(Struct, kw_only=True, omit_defaults=True):
 
 class Evaluation(Struct, kw_only=True, omit_defaults=True):
     """What the evaluator found. `outcome_reward` is none unless the work was really judged.
-    `trace_rewards`, where given, has one entry per trace (none: use the outcome's)."""
+    `trace_rewards`, where given, has one entry per trace, or per call of a packed tree (none: use the outcome's)."""
 
     verdict: Verdict
     outcome_reward: float | None = None

@@ -138,7 +138,7 @@ class AgentSpec(_Strict, kw_only=True):
 
 
 class BuilderSpec(_Strict, kw_only=True):
-    strategy: str = "prefix_merging"
+    strategy: str = "exact"
     config: dict[str, Any] = field(default_factory=dict)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from msgspec import Struct, field
 
 from polar.completion import Role, VersionSpan
+from polar.packed import PackedTree
 
 SCHEMA: Final = 1
 
@@ -15,7 +16,8 @@ SCHEMA: Final = 1
 class Segment(Struct, frozen=True, kw_only=True):
     """The sampled tokens of one completion inside a trace: response positions [start, end).
 
-    `exact` says whether the tokens before it are, token for token, the prompt that the model was given.
+    `exact` says whether the tokens before it are, token for token, the prompt that the model was given. `index`: the
+    completion's order of arrival in its attempt.
     """
 
     completion_id: str
@@ -23,6 +25,8 @@ class Segment(Struct, frozen=True, kw_only=True):
     end: int
     exact: bool = True
     finish_reason: str = "stop"
+    index: int = -1
+    role: Role = "unknown"
 
 
 class Trace(Struct, kw_only=True, eq=False, omit_defaults=True):
@@ -31,6 +35,8 @@ class Trace(Struct, kw_only=True, eq=False, omit_defaults=True):
     prompt_ids: int32 (P,). response_ids: int32 (R,). loss_mask: uint8 (R,), 1 exactly on sampled tokens.
     logprobs: float32 (R,), natural log under the sampling policy; 0.0 placeholders where loss_mask is 0.
     versions: spans over response positions, sampled tokens only. weight: this trace's share of its session (sums to 1).
+    role: what its completions agree on. left_out: reason -> sampled tokens of its chain that it doesn't train on (where
+    the next prompt repeats them, they stand in it with mask 0).
     """
 
     trace_id: str
@@ -45,7 +51,30 @@ class Trace(Struct, kw_only=True, eq=False, omit_defaults=True):
     reward: float | None = None
     finish_reason: str = "stop"
     truncated: bool = False
+    left_out: dict[str, int] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
+
+    def completion_index(self) -> np.ndarray:
+        """int32 (R,): the order of arrival of the completion that sampled each token, -1 where loss_mask is 0."""
+        out = np.full(len(self.response_ids), -1, dtype="<i4")
+        for s in self.segments:
+            out[s.start : s.end] = s.index
+        return out
+
+    def exact_mask(self) -> np.ndarray:
+        """uint8 (R,): 1 on sampled tokens whose context is, token for token, the one that the model was given."""
+        out = np.zeros(len(self.response_ids), dtype="|u1")
+        for s in self.segments:
+            out[s.start : s.end] = s.exact
+        return out
+
+    def policy_versions(self) -> tuple[list[str], np.ndarray]:
+        """The versions by first appearance, and int32 (R,): each token's version as an index into them, -1 if unknown."""
+        names = list(dict.fromkeys(v.version for v in self.versions))
+        out = np.full(len(self.response_ids), -1, dtype="<i4")
+        for v in self.versions:
+            out[v.start : v.end] = names.index(v.version)
+        return names, out
 
     def check(self) -> None:
         """Raise ValueError unless all arrays align and the mask and segments agree."""
@@ -62,19 +91,30 @@ class Trace(Struct, kw_only=True, eq=False, omit_defaults=True):
 
 
 class Fidelity(Struct, kw_only=True, omit_defaults=True):
-    """How faithful the traces are to what was sampled. Conservation: sampled_tokens == trace_tokens + sum(left_out)."""
+    """How faithful the traces are to what was sampled. Conservation: sampled_tokens == trace_tokens + sum(left_out).
+
+    chains: conversations of the attempt, retries among them. traces: sequences for the trainer (a packed tree is one).
+    merge_factor: completions in traces per trace. stored_tokens: prompt and response tokens of all traces. exact_tokens,
+    inexact_tokens: trained tokens by their context. drift_count: places where a prompt renders the response before it in
+    other tokens than were sampled; drift_tokens: in how many. retries: abandoned samples of a prompt. splits: reason ->
+    traces that begin in the middle of a chain. left_out: reason -> sampled tokens; untrainable: reason -> completions.
+    """
 
     completions: int = 0
     chains: int = 0
     traces: int = 0
+    merge_factor: float = 0.0
     sampled_tokens: int = 0
     trace_tokens: int = 0
+    stored_tokens: int = 0
     exact_tokens: int = 0
     inexact_tokens: int = 0
     drift_count: int = 0
     drift_tokens: int = 0
     retries: int = 0
-    left_out: dict[str, int] = field(default_factory=dict)  # reason -> sampled tokens
+    splits: dict[str, int] = field(default_factory=dict)
+    left_out: dict[str, int] = field(default_factory=dict)
+    untrainable: dict[str, int] = field(default_factory=dict)
 
     @property
     def unaccounted(self) -> int:
@@ -82,9 +122,12 @@ class Fidelity(Struct, kw_only=True, omit_defaults=True):
 
 
 class Trajectory(Struct, kw_only=True, eq=False, omit_defaults=True):
-    """All traces of one attempt."""
+    """All traces of one attempt, and how they were built. The `tree` builder gives `packed` instead of traces;
+    `polar.export.rows` makes traces of it."""
 
     builder: str
+    config: dict[str, Any] = field(default_factory=dict)
     traces: list[Trace] = field(default_factory=list)
+    packed: PackedTree | None = None
     fidelity: Fidelity = field(default_factory=Fidelity)
     schema_version: Literal[1] = SCHEMA

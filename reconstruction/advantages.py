@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
+import msgspec
 import numpy as np
 from msgspec import Struct
+
+from polar.result import SessionResult
+from reconstruction.rewards import UNJUDGED
 
 Baseline = Literal["mean", "leave_one_out"]
 Scale = Literal["std", "none"]
 
 # Spread below which a group says nothing about which session was better (relative to the size of its rewards).
 DEGENERATE = 1e-6
+NOT_JUDGED = "not_judged"
+# Ends of a session that say nothing about the policy, whatever reward somebody wrote.
+UNFIT = ("infra_error", "cancelled")
 
 
 class GroupAdvantages(Struct, kw_only=True, frozen=True):
-    """`values`: one per session, none for the excluded (reward none: not judged). `std` is the population's."""
+    """`values`: one per session, none for the excluded. `excluded_by`: reason -> sessions. `std` is the population's."""
 
     values: list[float | None]
     used: int
     excluded: int
+    excluded_by: dict[str, int]
     mean: float
     std: float
     degenerate: bool  # no spread: every advantage is 0
@@ -34,7 +43,7 @@ def group_advantages(
 
     baseline `mean`: r_i - mean(r). `leave_one_out`: r_i - mean of the other sessions. scale `std` divides by the
     standard deviation of the whole group (never of the others alone: that is zero in a group with one winner).
-    A group without spread, or with one judged session, gets zeros.
+    Sessions with reward none are excluded. A group without spread, or with one judged session, gets zeros.
     """
     if baseline not in ("mean", "leave_one_out") or scale not in ("std", "none"):
         raise ValueError(
@@ -61,7 +70,33 @@ def group_advantages(
         values=[None if r is None else next(left) for r in rewards],
         used=n,
         excluded=len(rewards) - n,
+        excluded_by={NOT_JUDGED: len(rewards) - n} if len(rewards) > n else {},
         mean=mean,
         std=std,
         degenerate=degenerate,
     )
+
+
+def session_advantages(
+    results: Sequence[SessionResult], *, baseline: Baseline = "mean", scale: Scale = "std"
+) -> GroupAdvantages:
+    """The same for the results of one task, in their order: infrastructure failures, cancelled sessions and what was not
+    judged are excluded and counted by reason. An advantage holds for every trained token of its session's traces.
+
+    Raises ValueError for results of several tasks.
+    """
+    if len({r.task_id for r in results}) > 1:
+        raise ValueError(f"a group is one task's sessions; found {', '.join(sorted({r.task_id for r in results}))}")
+    reasons = [_against(r) for r in results]
+    group = group_advantages(
+        [None if why else r.reward for r, why in zip(results, reasons, strict=True)], baseline=baseline, scale=scale
+    )
+    return msgspec.structs.replace(group, excluded_by=dict(sorted(Counter(filter(None, reasons)).items())))
+
+
+def _against(result: SessionResult) -> str:
+    if result.termination in UNFIT:
+        return result.termination
+    if result.verdict in UNJUDGED:
+        return result.verdict
+    return NOT_JUDGED if result.reward is None else ""

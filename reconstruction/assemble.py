@@ -12,13 +12,23 @@ from reconstruction.boundary import Join
 from reconstruction.tokens import pieces, tokens_from
 from reconstruction.tree import Call
 
+# Finish reasons of a response that the policy didn't end itself.
+CUT_SHORT = ("length", "abort", "error")
+
 
 @dataclass(eq=False)
 class Plan:
-    """The calls of one trace, with the join before each (none before the first). `metadata` goes to the trace."""
+    """The calls of one trace, with the join before each (none before the first).
+
+    `split`: why the trace doesn't go on with the one before it in its chain; `cut`: the boundary there, if one was found.
+    `left_out` and `metadata` go to the trace.
+    """
 
     calls: list[Call]
     joins: list[Join | None] = field(default_factory=lambda: [None])
+    split: str = ""
+    cut: Join | None = None
+    left_out: dict[str, int] = field(default_factory=dict)
     metadata: dict[str, object] = field(default_factory=dict)
 
 
@@ -40,18 +50,23 @@ def assemble(plan: Plan, trace_id: str, fidelity: Fidelity) -> Trace:
     for call, how in zip(plan.calls, plan.joins, strict=True):
         if how is not None:
             at = _fill(response, at, how.interstitial)
-            if not how.literal:
-                fidelity.drift_count += 1
-                fidelity.drift_tokens += how.drift
         c, end = call.completion, at + len(call.sampled)
         exact = context.equals(call, at)
         response[at:end] = call.sampled
         mask[at:end] = 1
         logprobs[at:end] = c.logprobs
         segments.append(
-            Segment(completion_id=c.completion_id, start=at, end=end, exact=exact, finish_reason=c.finish_reason)
+            Segment(
+                completion_id=c.completion_id,
+                start=at,
+                end=end,
+                exact=exact,
+                finish_reason=c.finish_reason,
+                index=c.index,
+                role=c.role,
+            )
         )
-        _add_versions(versions, c.versions, at, end)
+        add_versions(versions, c.versions, at, end)
         fidelity.trace_tokens += end - at
         if exact:
             fidelity.exact_tokens += end - at
@@ -60,6 +75,8 @@ def assemble(plan: Plan, trace_id: str, fidelity: Fidelity) -> Trace:
         at = end
     last = plan.calls[-1].completion.finish_reason
     fidelity.traces += 1
+    fidelity.stored_tokens += len(prompt) + size
+    _count_boundaries(plan, fidelity)
     return Trace(
         trace_id=trace_id,
         prompt_ids=prompt,
@@ -70,9 +87,20 @@ def assemble(plan: Plan, trace_id: str, fidelity: Fidelity) -> Trace:
         versions=versions,
         role=_role(plan.calls),
         finish_reason=last,
-        truncated=last in ("length", "abort", "error"),
+        truncated=last in CUT_SHORT,
+        left_out=plan.left_out,
         metadata=plan.metadata,
     )
+
+
+def _count_boundaries(plan: Plan, fidelity: Fidelity) -> None:
+    if plan.split:
+        fidelity.splits[plan.split] = fidelity.splits.get(plan.split, 0) + 1
+        fidelity.drift_count += 1  # every reason to split is a response that isn't repeated as it was
+    for how in [plan.cut, *plan.joins]:
+        if how is not None and not how.literal:
+            fidelity.drift_count += how is not plan.cut
+            fidelity.drift_tokens += how.drift
 
 
 class _Context:
@@ -104,7 +132,7 @@ def _fill(out: np.ndarray, at: int, parts: list[np.ndarray]) -> int:
     return at
 
 
-def _add_versions(spans: list[VersionSpan], new: list[VersionSpan], at: int, end: int) -> None:
+def add_versions(spans: list[VersionSpan], new: list[VersionSpan], at: int, end: int) -> None:
     for v in new:
         start, stop = at + max(0, v.start), min(end, at + v.end)
         if start >= stop:
@@ -116,5 +144,8 @@ def _add_versions(spans: list[VersionSpan], new: list[VersionSpan], at: int, end
 
 
 def _role(calls: list[Call]) -> Role:
+    """The role that all calls share; a call that gave no hint goes with the others of its conversation."""
     roles = {c.completion.role for c in calls}
+    if len(roles) > 1:
+        roles.discard("unknown")
     return roles.pop() if len(roles) == 1 else "unknown"

@@ -8,8 +8,8 @@ from reconstruction.labels import metadata
 from reconstruction.tree import AttemptTree
 
 
-def _plan(tree: AttemptTree, config: BuilderConfig) -> list[Plan]:
+def plan_calls(tree: AttemptTree, config: BuilderConfig) -> list[Plan]:
     return [Plan([call], metadata=metadata(call)) for call in tree.calls if not call.left_out]
 
 
-build = Builder("per_request", BuilderConfig, _plan)
+build = Builder("per_request", BuilderConfig, plan_calls)

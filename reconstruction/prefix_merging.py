@@ -15,7 +15,7 @@ from msgspec import Meta
 from reconstruction.assemble import Plan
 from reconstruction.boundary import join, learn_end_of_turn
 from reconstruction.builder import Builder, BuilderConfig
-from reconstruction.labels import metadata
+from reconstruction.chaining import plan_chains
 from reconstruction.tree import AttemptTree
 
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
@@ -32,21 +32,7 @@ def _plan(tree: AttemptTree, config: Config) -> list[Plan]:
         end_of_turn = learn_end_of_turn(call.completion for call in tree.calls)
     else:
         end_of_turn = np.array(sorted(set(config.end_of_turn)), dtype=np.int32)
-    plans: list[Plan] = []
-    for chain in tree.chains():
-        plan: Plan | None = None
-        for call in chain:
-            # What can't be trained on is only passed by: the next prompt still extends the one before it.
-            if call.left_out:
-                continue
-            how = join(plan.calls[-1], call, end_of_turn) if plan else ""
-            if plan is None or isinstance(how, str):
-                plan = Plan([call], metadata=metadata(call, how if isinstance(how, str) else ""))
-                plans.append(plan)
-            else:
-                plan.calls.append(call)
-                plan.joins.append(how)
-    return plans
+    return plan_chains(tree, lambda a, b: join(a, b, end_of_turn), lambda found: True)
 
 
 build = Builder("prefix_merging", Config, _plan)

@@ -46,16 +46,22 @@ def _checked(spec: BuilderSpec) -> Any:
 
 def _check(trajectory: Trajectory, completions: list[Completion]) -> None:
     sampled = {c.completion_id: c.sampled_ids for c in completions}
-    trained = 0
+    placed: list[tuple[str, np.ndarray]] = []
     for trace in trajectory.traces:
         trace.check()
-        trained += int(trace.loss_mask.sum())
-        for s in trace.segments:
-            ids = sampled.get(s.completion_id)
-            if ids is None or not np.array_equal(trace.response_ids[s.start : s.end], ids):
-                raise ValueError(f"trace {trace.trace_id}: tokens of {s.completion_id} are not those that were sampled")
+        placed += [(s.completion_id, trace.response_ids[s.start : s.end]) for s in trace.segments]
+    if trajectory.packed is not None:
+        trajectory.packed.check()
+        placed += [(c.completion_id, trajectory.packed.ids[c.start : c.end]) for c in trajectory.packed.calls]
+    seen = set()
+    for completion_id, ids in placed:
+        if completion_id in seen:
+            raise ValueError(f"{completion_id} is in the traces twice")
+        seen.add(completion_id)
+        if completion_id not in sampled or not np.array_equal(ids, sampled[completion_id]):
+            raise ValueError(f"tokens of {completion_id} are not those that were sampled")
     f = trajectory.fidelity
-    total = sum(len(ids) for ids in sampled.values())
+    total, trained = sum(map(len, sampled.values())), sum(len(ids) for _, ids in placed)
     if (
         f.unaccounted
         or f.sampled_tokens != total

@@ -69,7 +69,8 @@ class AttemptTree:
 
 def grow(completions: Iterable[Completion]) -> AttemptTree:
     """The tree of an attempt. The same set of completions gives the same tree, whatever order they come in."""
-    ordered = sorted(completions, key=lambda c: (c.index, c.completion_id))
+    # Where a capture knows no order, the shorter prompt comes first: a parent's is shorter than its child's.
+    ordered = sorted(completions, key=lambda c: (c.index, c.prompt_length, c.completion_id))
     # A store that repeats a write after a lost answer may hold one completion twice: it was sampled once.
     unique = list({c.completion_id: c for c in reversed(ordered)}.values())[::-1]
     tree = AttemptTree(TokenTree(), [], [])
@@ -182,5 +183,14 @@ def _choose(tree: AttemptTree) -> None:
         if parent is not None:
             chosen.setdefault(parent, []).append(best)
     for parent, rivals in chosen.items():
-        # A side call (a title, a summary) that nothing follows must not take the conversation's place.
-        parent.next = max(rivals, key=lambda c: (c.height, -c.order))
+        # A side call (a title, a summary, a subagent with the same beginning) must not take the conversation's place.
+        if len(rivals) > 1:
+            rivals.sort(key=lambda c: c.order)
+            parent.next = max(rivals, key=lambda c: (_same_role(parent, c), c.height, is_prefix(parent.full, c.prompt)))
+        else:
+            parent.next = rivals[0]
+
+
+def _same_role(a: Call, b: Call) -> bool:
+    roles = {a.completion.role, b.completion.role}
+    return len(roles) == 1 or "unknown" in roles

@@ -56,6 +56,25 @@ class Grant(Struct, kw_only=True, frozen=True, omit_defaults=True):
         return attempt_id(self.session_id, self.attempt)
 
 
+class Seen(Struct):
+    """How far one reader knows an attempt's capture stream: its first `count` entries, the last of which is `last`."""
+
+    count: int = 0
+    last: str = "-"
+
+    def take(self, entry: str) -> bool:
+        """Note one more entry; False if it was known."""
+        if self.last != "-" and _order(entry) <= _order(self.last):
+            return False
+        self.count, self.last = self.count + 1, entry
+        return True
+
+
+def _order(entry: str) -> tuple[int, int]:
+    time, _, sequence = entry.partition("-")
+    return int(time), int(sequence)
+
+
 def digest(capability: str) -> str:
     return hashlib.sha256(capability.encode("utf-8", "surrogateescape")).hexdigest()
 
@@ -129,6 +148,7 @@ class AsyncCapture:
         self.redis = client
         self.keys = keys
         self.proxy_id = proxy_id
+        self.alone = True  # as of the last beat: no other proxy serves this store
         self._begin = register(client, "capture_begin")
         self._end = register(client, "capture_end")
 
@@ -140,42 +160,64 @@ class AsyncCapture:
         """`open`, `closed`, or `unknown`."""
         return ((await self.redis.hget(self.keys.attempt(attempt), "state")) or b"unknown").decode()
 
-    async def begin(self, grant: Grant, completion_id: str) -> tuple[str, int]:
-        """Register a generation (safe to repeat after a lost answer): ("ok", index), or (reason, -1) with reason
-        `unknown`, `closed`, `turn_limit` or `token_limit`."""
+    async def begin(self, grant: Grant, completion_id: str, seen: Seen) -> tuple[str, int, list[Completion]]:
+        """Register a generation (safe to repeat after a lost answer): ("ok", index, news), or (reason, -1, news) with
+        reason `unknown`, `closed`, `turn_limit` or `token_limit`. The news are the completions that `seen` didn't have, and
+        are in it from now on; with news, a limit is not yet noted as the session's end."""
         a = grant.attempt_id
-        reply = await self._begin(
-            keys=[self.keys.attempt(a), self.keys.inflight(a)],
-            args=[completion_id, self.proxy_id, grant.max_turns, grant.max_total_tokens],
+        limits = [grant.max_turns, grant.max_total_tokens]
+        status, index, entries = await self._begin(
+            keys=[self.keys.attempt(a), self.keys.inflight(a), self.keys.capture(a)],
+            args=[completion_id, self.proxy_id, *limits, seen.count, seen.last],
         )
-        status = reply[0].decode()
-        return status, int(reply[1]) if status == "ok" else -1
+        news = [unpack(fields[1], Completion) for entry, fields in entries if seen.take(entry.decode())]
+        return status.decode(), int(index), news
 
-    async def end(self, grant: Grant, completion_id: str, completion: Completion | None) -> str:
+    async def end(self, grant: Grant, completion_id: str, completion: Completion | None, seen: Seen | None = None) -> str:
         """Store the completion (None: nothing was sampled). Safe to repeat after a lost answer. Returns the attempt's
-        state, or `duplicate`."""
+        state, or `duplicate`. It enters `seen` if that knew all that came before it."""
         a = grant.attempt_id
         c = completion
-        args: list[Any] = [completion_id, b"", 0, 0, 0, RETENTION]
+        args: list[Any] = [completion_id, b"", 0, 0, 0, RETENTION, 0]
         if c is not None:
             args = [completion_id, pack(c), c.prompt_length, len(c.sampled_ids), c.cached_tokens, RETENTION]
+            args.append(int(c.finish_reason not in ("abort", "error")))
         keys = [self.keys.attempt(a), self.keys.inflight(a), self.keys.capture(a), self.keys.stored(a)]
-        return (await self._end(keys=keys, args=args)).decode()
+        state, *stored = await self._end(keys=keys, args=args)
+        if stored and seen is not None and stored[0] == seen.count + 1:
+            seen.take(stored[1].decode())
+        return state.decode()
 
     async def note(self, grant: Grant, what: Note, message: str) -> None:
         """Remember that a call could not be answered: `infra`, through no fault of the agent (its error is then not the
-        policy's), or `context_overflow`."""
-        await self.redis.hset(self.keys.attempt(grant.attempt_id), what, message[:500])
+        policy's), or `context_overflow`. Forgotten when a call that begins later is answered."""
+        key = self.keys.attempt(grant.attempt_id)
+        begun = await self.redis.hget(key, "next_index")
+        await self.redis.hset(key, mapping={what: message[:500], f"{what}_at": int(begun or 0)})
 
-    async def read(self, attempt: str, after: str = "-") -> list[tuple[str, Completion]]:
-        """(stream id, completion) pairs; `after` is exclusive unless "-"."""
-        start = "-" if after == "-" else f"({after}"
+    async def read(self, attempt: str, seen: Seen) -> list[Completion]:
+        """The completions that `seen` doesn't have; they are in it from now on."""
+        start = "-" if seen.last == "-" else f"({seen.last}"
         entries = await self.redis.xrange(self.keys.capture(attempt), min=start)
-        return [(i.decode(), unpack(e[b"c"], Completion)) for i, e in entries]
+        return [unpack(e[b"c"], Completion) for i, e in entries if seen.take(i.decode())]
 
     async def beat(self) -> None:
         """Sign of life: must be called every few seconds (drain() gives up on proxies silent for 10 s)."""
-        await self.redis.hset(self.keys.proxies, self.proxy_id, time.time())
+        now = time.time()
+        await self.redis.hset(self.keys.proxies, self.proxy_id, now)
+        beats = await self.redis.hgetall(self.keys.proxies)
+        self.alone = not any(p.decode() != self.proxy_id and now - float(t) < 10 for p, t in beats.items())
+
+    async def delivered(self, answers: list[tuple[str, str]]) -> None:
+        """Note of whole answers, as (attempt, completion id), that their clients got to their end."""
+        pipe = self.redis.pipeline(transaction=False)
+        for attempt, completion_id in answers:
+            pipe.hdel(self.keys.attempt(attempt), f"undelivered:{completion_id}")
+        await pipe.execute()
+
+    async def undelivered(self, attempt: str, completion_id: str) -> bool:
+        """Whether nothing is known of a client that got the whole answer."""
+        return bool(await self.redis.hexists(self.keys.attempt(attempt), f"undelivered:{completion_id}"))
 
     async def revocations(self, after: str) -> tuple[str, list[str]]:
         """Attempts revoked since stream id `after`; blocks up to 5 s. Returns (last id, attempts). Begin with the id of

@@ -35,7 +35,7 @@ def test_build_by_spec():
         ({"end_of_tun": [1]}, "builder.config.end_of_tun: unknown key .* allowed: weights, end_of_turn"),
         ({"end_of_turn": "x"}, "end_of_turn"),
         ({"end_of_turn": [-1]}, "end_of_turn"),
-        ({"weights": "equal"}, "weights.*equal"),
+        ({"weights": "fair"}, "weights.*fair"),
     ],
 )
 def test_config_is_strict_at_submit(config, message):
@@ -82,3 +82,18 @@ def test_no_trajectory_leaves_that_breaks_a_law(name):
     with pytest.raises(PolarError) as e:
         registry.build(spec, [completion(0, [1], [2, EOT])])
     assert e.value.code == "reconstruction_failed" and not e.value.retryable
+
+
+def says_one_thing_twice(completions, config):
+    out = prefix_merging.build(completions, {})
+    out.traces[1] = out.traces[0]
+    return out
+
+
+def test_a_completion_that_stands_in_for_another_is_found():
+    """As many tokens as were sampled, but not the same ones."""
+    with pytest.raises(PolarError, match="c0 is in the traces twice"):
+        registry.build(
+            BuilderSpec(strategy=f"{__name__}:says_one_thing_twice"),
+            [completion(0, [1], [2, EOT]), completion(1, [3], [4, EOT])],
+        )

@@ -206,9 +206,9 @@ def test_truncation_versions_roles_and_weights():
     assert first.versions == [VersionSpan("7", 0, 2), VersionSpan("8", 2, 4)]
     assert (first.finish_reason, first.truncated, first.role) == ("abort", True, "unknown")
     assert (second.finish_reason, second.truncated) == ("stop", False)
-    assert [t.weight for t in out.traces] == [0.5, 0.5]
-    out = merge(a, b, c, weights="token_mean")
     assert [t.weight for t in out.traces] == pytest.approx([4 / 6, 2 / 6])
+    out = merge(a, b, c, weights="equal")
+    assert [t.weight for t in out.traces] == [0.5, 0.5]
 
 
 def test_per_request_gives_every_call_its_own_prompt():

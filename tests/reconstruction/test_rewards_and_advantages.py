@@ -4,19 +4,29 @@ import math
 
 import numpy as np
 import pytest
-from attempt_maker import EOT, completion
-from hypothesis import given
+from attempt_maker import EOT, attempts, completion
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polar.errors import EvaluatorError
-from polar.result import Evaluation
+from polar.export import rows
+from polar.result import Evaluation, SessionResult
 from reconstruction import rewards
-from reconstruction.advantages import group_advantages
+from reconstruction.advantages import group_advantages, session_advantages
+from reconstruction.exact import build as exact
 from reconstruction.per_request import build
+from reconstruction.prefix_merging import build as merging
+from reconstruction.reductions import coefficients
+from reconstruction.tree_packing import build as tree
 
 
-def trajectory(n: int):
+def trajectory(n: int, build=build):
     return build([completion(i, [i], [5, EOT]) for i in range(n)], {})
+
+
+def result(task: str = "t", **kw) -> SessionResult:
+    kw = {"termination": "finished", "verdict": "passed", "trajectory": trajectory(1)} | kw
+    return SessionResult(session_id="s", task_id=task, sample_index=0, attempt=1, **kw)
 
 
 @pytest.mark.parametrize(
@@ -90,3 +100,57 @@ def test_advantages_are_centred_ordered_and_finite(group, baseline, scale):
     if not a.degenerate:
         order = np.argsort([r for r, _ in judged], kind="stable")
         assert all(np.diff([judged[i][1] for i in order]) >= -1e-9)
+
+
+def test_infrastructure_failures_are_excluded_and_counted():
+    group = [
+        result(reward=1.0),
+        result(reward=0.0, verdict="failed"),
+        result(reward=0.0, termination="infra_error"),  # never a zero, even if someone wrote one
+        result(reward=None, verdict="evaluator_error"),
+        result(reward=None, verdict="not_evaluated", termination="cancelled"),
+        result(reward=None, verdict="not_evaluated"),
+        result(reward=None, verdict="partial"),
+        result(reward=0.0, verdict="failed", termination="agent_timeout"),
+    ]
+    a = session_advantages(group, baseline="leave_one_out", scale="none")
+    assert a.values == [1.0, -0.5, None, None, None, None, None, -0.5]
+    assert a.excluded_by == {
+        "cancelled": 1,
+        "evaluator_error": 1,
+        "infra_error": 1,
+        "not_evaluated": 1,
+        "not_judged": 1,
+    }
+    assert (a.used, a.excluded) == (3, 5)
+    with pytest.raises(ValueError, match="one task's"):
+        session_advantages([result(), result("u")])
+
+
+def test_both_reductions_by_hand():
+    long, short = trajectory(3), trajectory(1)  # 6 and 2 trained tokens
+    assert coefficients([long, None, short]) == [pytest.approx([1 / 12] * 3), [], pytest.approx([1 / 4])]
+    assert coefficients([long, None, short], "token_mean") == [pytest.approx([1 / 8] * 3), [], pytest.approx([1 / 8])]
+    assert coefficients([None, trajectory(0)]) == [[], []]
+    with pytest.raises(ValueError, match="session_mean, token_mean"):
+        coefficients([], "mean")  # type: ignore[arg-type]
+
+
+@given(attempt=attempts(), other=attempts(), reduction=st.sampled_from(["session_mean", "token_mean"]))
+@settings(max_examples=100)
+def test_the_loss_does_not_depend_on_the_builder(attempt, other, reduction):
+    """Any loss of a token, summed with the coefficients, is the same however many traces a session fell into."""
+    losses = set()
+    for builder in (build, merging, exact, tree):
+        sessions = [builder(attempt, {}), builder(other, {})]
+        total, trained = 0.0, 0.0
+        for session, factors in zip(sessions, coefficients(sessions, reduction), strict=True):
+            for trace, factor in zip(rows(session), factors, strict=True):
+                total += factor * float(trace.logprobs[trace.loss_mask == 1].sum(dtype=np.float64))
+                trained += factor * int(trace.loss_mask.sum())
+                if reduction == "session_mean":  # the weights on the traces say the same
+                    voters = sum(bool(rows(s)) for s in sessions)
+                    assert factor == pytest.approx(trace.weight / int(trace.loss_mask.sum()) / voters)
+        losses.add(round(total, 9))
+        assert trained == pytest.approx(1 if any(rows(s) for s in sessions) else 0)
+    assert len(losses) == 1

@@ -82,7 +82,7 @@ def test_settings_name_the_row_of_a_table():
     e = wrong({"models": {"good": row, "bad": row | {"context_length": 0}}}, Settings)
     assert e.message == "f.yaml: models.bad.context_length: found 0, allowed: whole number >= 1"
     e = wrong({"models": {"bad": {"engine": "x", "tokenzer": "t"}}}, Settings)
-    assert e.message.startswith("f.yaml: models.bad.tokenzer: unknown field; allowed: engine, tokenizer, ")
+    assert e.message.startswith("f.yaml: models.bad.tokenzer: unknown field; allowed: engine, protocol, ")
 
 
 def test_a_found_value_is_short_and_never_a_secret():
