@@ -11,10 +11,10 @@ from aiohttp import web
 
 
 def app(target: str) -> web.Application:
-    application = web.Application(client_max_size=64 << 20)
+    application = web.Application(client_max_size=256 << 20)
 
     async def session(_: web.Application):
-        async with aiohttp.ClientSession(auto_decompress=False) as http:
+        async with aiohttp.ClientSession(auto_decompress=False, connector=aiohttp.TCPConnector(limit=0)) as http:
             application[_HTTP] = http
             yield
 
@@ -49,9 +49,9 @@ def serve(application: web.Application, port_file: Path) -> None:
 
     import socket
 
-    sock = socket.create_server(("127.0.0.1", 0))
+    sock = socket.create_server(("127.0.0.1", 0), backlog=2048)
     application.on_startup.append(announce)
-    web.run_app(application, sock=sock, print=None, access_log=None)
+    web.run_app(application, sock=sock, print=None, access_log=None, backlog=2048)
 
 
 if __name__ == "__main__":

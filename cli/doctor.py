@@ -25,7 +25,7 @@ def doctor(
     checks = [
         _check("broker", lambda: _broker(s)),
         _check("objects", lambda: _objects(s)),
-        *[_check(f"engine:{name}", partial(_engine, m.engine)) for name, m in s.models.items()],
+        *[_check(f"engine:{name}", partial(_engine, u, m.protocol)) for name, m in s.models.items() for u in m.engines],
         _check("proxy", lambda: _proxy(s)),
         *[_check(f"runtime:{n}", partial(_runtime, n, s)) for n in allowed(s)],
     ]
@@ -69,7 +69,10 @@ def _objects(s: Settings) -> tuple[str, str]:
     return "ok", s.objects_url.split("?")[0]
 
 
-def _engine(url: str) -> tuple[str, str]:
+def _engine(url: str, protocol: str) -> tuple[str, str]:
+    if protocol != "sglang":
+        served = get_json(f"{url.rstrip('/').removesuffix('/v1')}/v1/models", timeout=5)
+        return "ok", f"{url}: serves {', '.join(m['id'] for m in served.get('data', [])) or 'no model'}"
     info = get_json(f"{url}/model_info", timeout=5)
     return "ok", f"{url}: {info.get('model_path')}, weight version {info.get('weight_version')}"
 

@@ -61,7 +61,7 @@ class Stack:
             say("starting the embedded engine (the first time it prepares the model)")
             self._settle({"models": {"policy": self._engine()}})
         else:
-            self.used["engine"] = ", ".join(sorted({m.engine for m in self.base.models.values()}))
+            self.used["engine"] = ", ".join(sorted({u for m in self.base.models.values() for u in m.engines}))
         say("starting the proxy and the control plane")
         self._proxy(sockets)
         self._api()

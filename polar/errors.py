@@ -58,7 +58,7 @@ class InfraError(PolarError):
 
     Codes in use: `runtime_create_failed`, `image_missing` (not retryable), `prepare_failed`, `upload_failed`,
     `exec_failed`, `worker_lost`, `node_lost`, `engine_unavailable`, `no_completions`, `store_unavailable`,
-    `artifact_failed`, `reconstruction_failed`.
+    `artifact_failed`, `reconstruction_failed`, `harness_missing` (not retryable).
     """
 
     code = "infra_error"
@@ -66,7 +66,9 @@ class InfraError(PolarError):
 
 
 class EvaluatorError(PolarError):
-    """The evaluator could not judge. Codes: `evaluator_error`, `evaluation_timeout`, `tests_crashed`, `no_report`."""
+    """The evaluator could not judge. Codes: `evaluator_error`, `evaluation_timeout`, `tests_crashed`, `no_report`,
+    `test_patch_failed`, `wrong_base`, `judge_unavailable`, `bad_judgement`, `evaluator_bug` (an exception of its own). What
+    goes wrong with its sandbox keeps the codes of InfraError: `image_missing`, `prepare_failed`, `apply_failed` …"""
 
     code = "evaluator_error"
     retryable = True

@@ -26,6 +26,7 @@ class Changes(Struct, kw_only=True, frozen=True):
 class Outcome(Struct, kw_only=True):
     """What an evaluator gets. `sandbox()` makes (once) the fresh sandbox with `evaluation_prepare` done and the
     artifacts of the attempt restored by the evaluator itself through `artifacts` (host paths by sandbox path, as given).
+    `another()` makes a further one on each call, for runs that must not see each other. All are removed afterwards.
     `remaining()` is the number of seconds left of the evaluation's budget."""
 
     task: TaskRequest
@@ -36,6 +37,7 @@ class Outcome(Struct, kw_only=True):
     artifacts: dict[str, Path]
     changes: Changes | None = None  # for an evaluator with `changes_under`; None if there was no such folder
     sandbox: Callable[[], Sandbox]
+    another: Callable[[], Sandbox] | None = None
     remaining: Callable[[], float]
     logs: Path  # host folder: files left here become artifacts of the evaluation
 

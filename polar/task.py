@@ -81,6 +81,9 @@ class RuntimeSpec(_Strict, kw_only=True):
     cpus: Annotated[float, Meta(gt=0)] | None = None
     memory_mb: Positive | None = None
     pids: Positive | None = None
+    disk_mb: Positive | None = None  # what the sandbox may write
+    open_files: Positive | None = None  # of each process
+    user: str | None = None  # who runs its commands: a name, "uid" or "uid:gid"; None: the back-end's own choice
     gpus: NonNegative = 0
     network: Literal["proxy-only", "none", "internet"] = "proxy-only"
     volumes: list[Volume] = field(default_factory=list)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gc
+import resource
 import signal
 import sys
 from pathlib import Path
 
+import uvloop
+
 from polar.config import Settings, load
 from polar.errors import PolarError
 from proxy import logs
+from proxy.gate import Limits
 from proxy.server import Server, write_atomically
 
 
@@ -26,17 +31,32 @@ def main() -> int:
     cli.add_argument("--admin-port", type=int, help="/health and /metrics; off unless given (0: any free port)")
     cli.add_argument("--admin-port-file", type=Path, help="gets the admin URL")
     cli.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
+    cli.add_argument("--log-prompts", action="store_true", help="write conversations to the log: off, they never are")
+    cli.add_argument("--max-calls", type=int, default=Limits().calls, help="open at once")
+    cli.add_argument(
+        "--max-calls-per-session", type=int, default=Limits().calls_per_attempt, help="open at once in one session"
+    )
     args = cli.parse_args()
-    logs.configure(args.log_level)
+    logs.configure(args.log_level, args.log_prompts)
     sys.setswitchinterval(0.001)  # a long prompt being rendered in its thread holds up the streams less
     try:
-        return asyncio.run(_serve(load(args.config), args))
+        return uvloop.run(_serve(load(args.config), args))
     except PolarError as e:
         print(f"error: {e.message}", file=sys.stderr)
         return 2
     except OSError as e:
         print(f"error: can't listen: {e}", file=sys.stderr)
         return 1
+
+
+def _raise_file_limit() -> int:
+    """Every stream takes two descriptors; the usual soft limit is 1,024. Returns what may be open now."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(hard, 65536) if hard != resource.RLIM_INFINITY else 65536
+    if soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 async def _serve(settings: Settings, args: argparse.Namespace) -> int:
@@ -47,6 +67,9 @@ async def _serve(settings: Settings, args: argparse.Namespace) -> int:
         socket=args.socket,
         admin_host=args.admin_host,
         admin_port=args.admin_port,
+        limits=Limits(
+            calls=args.max_calls, calls_per_attempt=args.max_calls_per_session, connections=_raise_file_limit() * 3 // 5
+        ),
     )
     stop = asyncio.Event()
     for sig in (signal.SIGTERM, signal.SIGINT):
@@ -54,6 +77,7 @@ async def _serve(settings: Settings, args: argparse.Namespace) -> int:
     await server.start()
     gc.collect()
     gc.freeze()  # what the libraries loaded stays; walking it again would stop every stream
+    gc.set_threshold(20_000, 20, 50)  # hardly anything here is cyclic, and every pass stops every stream
     for path, url in ((args.admin_port_file, server.admin_url), (args.port_file, server.url)):
         if path is not None and url:
             write_atomically(path, url)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import time
 from array import array
 from collections import OrderedDict
 from typing import TYPE_CHECKING
@@ -12,18 +12,22 @@ from msgspec import Struct
 
 from polar import arrays
 from polar.completion import Completion, Role
-from polar.store.capture import AsyncCapture
-from proxy import history
+from polar.store.capture import Seen
+from proxy import echo, history
 from proxy.neutral import Message
 
 if TYPE_CHECKING:
     from proxy.generation import Generation
 
+_TWINS = 64  # answers to one prompt that a turn is compared with
+_FAILED = 1024  # failed requests remembered per attempt
+_NODE = 1000  # what a completion takes beside its tokens, in tokens (of 4 bytes)
 _CACHED = 4  # full token sequences kept per attempt; others are put together again when asked for
 
 
 class Node(Struct, kw_only=True, eq=False):
-    """A stored completion. `digests` covers its messages and, last, its response; `prompt_tail` and `sampled` are int32."""
+    """A stored completion. `digests` covers its messages and, last, its response; `tail` and `sampled` are int32.
+    `tools_set` is `tools_hash` without the order. `delivered` is exact once `certain`, else as it was when it was stored."""
 
     id: str
     parent: Node | None
@@ -34,10 +38,12 @@ class Node(Struct, kw_only=True, eq=False):
     response: Message
     model: str
     tools_hash: str
+    tools_set: str
     request_hash: str
     role: Role
     whole: bool  # it ended by itself, so it can be delivered again
     delivered: bool
+    certain: bool = False
     usage: tuple[int, int, int]  # prompt, sampled, cached tokens
     finish_reason: str = "stop"
     stop_matched: int | str | None = None
@@ -57,19 +63,13 @@ class Attempt:
         self.nodes: OrderedDict[str, Node] = OrderedDict()
         self.by_history: dict[int, list[Node]] = {}  # digest behind the response
         self.by_prompt: dict[int, list[Node]] = {}  # digest before the response
-        self.by_call: dict[str, Node] = {}
+        self.by_turn: dict[int, list[Node]] = {}  # digest of the response alone
+        self.by_call: dict[str, list[Node]] = {}  # several where the model's format makes up the ids
         self.by_request: dict[str, list[Node]] = {}
+        self.failed: set[str] = set()  # request hashes whose last generation here gave no whole answer
         self.tokens = 0  # held in memory
-        self._cursor = "-"
-        self._lock = asyncio.Lock()
+        self.seen = Seen()  # of the capture stream
         self._full: OrderedDict[str, np.ndarray] = OrderedDict()
-
-    async def sync(self, capture: AsyncCapture) -> None:
-        """Take in what was stored since the last time, by this proxy or another."""
-        async with self._lock:
-            for entry, completion in await capture.read(self.id, self._cursor):
-                self.add(completion)
-                self._cursor = entry
 
     def add(self, c: Completion) -> Node | None:
         """Index a stored completion; None if its parent is unknown. Idempotent."""
@@ -78,21 +78,25 @@ class Attempt:
         parent = self.nodes.get(c.parent_id) if c.parent_id else None
         if c.parent_id and parent is None:
             return None
-        if c.message_shared and parent is not None:
-            base = parent.digests[: c.message_shared + 1]
-            digests = history.extend(base, c.messages)
-        else:
-            digests = history.chain(c.model, c.messages)
+        digests, calls = history.START, []
+        if parent is not None:
+            digests = parent.digests[: c.message_shared + 1]
+            if c.message_shared == len(parent.digests) - 1:
+                calls = history.call_ids(parent.response)
+        digests = self.read(c.messages, digests, calls)
+        same = parent is not None and parent.tools_hash == c.tools_hash
+        tools_set = parent.tools_set if parent is not None and same else history.unordered(c.tools)
         node = Node(
             id=c.completion_id,
             parent=parent,
             shared=c.prompt_shared,
-            tail=arrays.ids(c.prompt_tail),
+            tail=arrays.ids(c.prompt_tail).copy(),  # a view would keep the whole prompt in memory
             sampled=arrays.ids(c.sampled_ids),
-            digests=history.extend(digests, [c.response]),
+            digests=digests + array("Q", [history.step(digests[-1], c.response)]),
             response=c.response,
             model=c.model,
             tools_hash=c.tools_hash,
+            tools_set=tools_set,
             request_hash=c.request_hash,
             role=c.role,
             whole=c.finish_reason in ("stop", "length", "tool_calls"),
@@ -105,10 +109,45 @@ class Attempt:
         self.by_history.setdefault(node.digests[-1], []).append(node)
         self.by_prompt.setdefault(node.digests[-2], []).append(node)
         self.by_request.setdefault(node.request_hash, []).append(node)
+        self.by_turn.setdefault(history.step(0, node.response), []).append(node)
         for call in history.call_ids(node.response):
-            self.by_call[call] = node
-        self.tokens += len(node.tail) + len(node.sampled) + 4 * len(digests)
+            self.by_call.setdefault(call, []).append(node)
+        self.tokens += len(node.tail) + len(node.sampled) + 2 * len(digests) + _NODE
         return node
+
+    def read(self, messages: list[Message], start: array = history.START, calls: list[str] | None = None) -> array:
+        """Digests (k + n,) of a history that goes on behind `start` with n messages; `calls` are the ids of the calls
+        that its first tool results answer. Turns that are echoes of completions get the completions' digests."""
+        out, ranks = array("Q", start), history.Ranks(calls)
+        for m in messages:
+            if m["role"] == "assistant":
+                ranks.turn(m)
+                out.append(self._turn(out[-1], m))
+            else:
+                out.append(history.step(out[-1], m, ranks.result(m) if m["role"] == "tool" else 0))
+        return out
+
+    def _turn(self, before: int, m: Message) -> int:
+        known = self.by_prompt.get(before, ())[-_TWINS:]
+        for n in reversed(known):  # mostly it comes back as it was said
+            if echo.verbatim(n.response, m):
+                return n.digests[-1]
+        plain = history.step(before, m)
+        theirs = history.reasoning(m)
+        if not theirs and plain in self.by_history:
+            return plain
+        for n in known:
+            if n.digests[-1] == plain and history.same_reasoning(history.reasoning(n.response), theirs):
+                return plain
+        for n in known:
+            if echo.of(n.response, m):
+                return n.digests[-1]
+        return history.step(before, m, reasoning=theirs) if theirs else plain
+
+    def fail(self, request_hash: str) -> None:
+        if len(self.failed) >= _FAILED:
+            self.failed.clear()
+        self.failed.add(request_hash)
 
     def full(self, node: Node) -> np.ndarray:
         """Prompt and sampled ids of a node, int32 (n,)."""
@@ -136,11 +175,13 @@ class Attempt:
 
 
 class Attempts:
-    """Attempts in memory, the least recently used dropped above `limit` tokens: what is dropped is read again."""
+    """Attempts in memory, the least recently used dropped above `limit` tokens (of 4 bytes), and the idle ones above an
+    eighth of it: what is dropped is read again."""
 
-    def __init__(self, limit: int = 128_000_000):
-        self.limit = limit
+    def __init__(self, limit: int = 128_000_000, idle: float = 600.0):
+        self.limit, self.idle = limit, idle
         self._all: OrderedDict[str, Attempt] = OrderedDict()
+        self._used: dict[str, float] = {}
         self._calls = 0
 
     def get(self, attempt_id: str) -> Attempt:
@@ -148,6 +189,7 @@ class Attempts:
         if attempt is None:
             attempt = self._all[attempt_id] = Attempt(attempt_id)
         self._all.move_to_end(attempt_id)
+        self._used[attempt_id] = time.monotonic()
         self._calls += 1
         if self._calls % 64 == 0:
             self._trim()
@@ -158,14 +200,18 @@ class Attempts:
 
     def drop(self, attempt_id: str) -> None:
         self._all.pop(attempt_id, None)
+        self._used.pop(attempt_id, None)
 
     def _trim(self) -> None:
         held = sum(a.tokens for a in self._all.values())
+        stale = time.monotonic() - self.idle
         for key in list(self._all)[:-1]:
-            if held <= self.limit and len(self._all) <= 4096:
+            full = held > self.limit or len(self._all) > 4096
+            if not full and (held <= self.limit // 8 or self._used[key] > stale):
                 return
             if not self._all[key].generations:
-                held -= self._all.pop(key).tokens
+                held -= self._all[key].tokens
+                self.drop(key)
 
     def __iter__(self):
         return iter(list(self._all.values()))

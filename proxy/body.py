@@ -11,11 +11,12 @@ from aiohttp import web
 
 from proxy.failures import CallError, bad
 
-LIMIT = 64 << 20
+LIMIT = 32 << 20  # bytes, after decompression
+VALUES = 4_000_000  # in one body, at most: each becomes an object of some 60 bytes
 READ_SECONDS = 120.0
 
 
-async def read(request: web.Request) -> dict[str, Any]:
+async def read(request: web.BaseRequest) -> dict[str, Any]:
     """The body as an object. Raises CallError (too_large, bad_request)."""
     if (request.content_length or 0) > LIMIT:
         raise _too_large()
@@ -30,11 +31,15 @@ async def read(request: web.Request) -> dict[str, Any]:
         raise
     except Exception as e:  # a broken chunk or a broken compression
         raise bad("the request body can't be read") from e
+    if len(raw) > VALUES and raw.count(b",") + raw.count(b"[") + raw.count(b"{") > VALUES:
+        raise CallError("too_large", "the body has too many values", code="request_too_large")
     try:
         body = msgspec.json.decode(raw)
     except RecursionError as e:
         raise bad("the JSON body is nested too deeply") from e
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        if b"\\ud" not in raw and b"\\uD" not in raw:
+            raise bad("the body is not valid JSON") from e
         body = _lenient(raw)
     if not isinstance(body, dict):
         raise bad("the body must be a JSON object")

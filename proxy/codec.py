@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import logging
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,9 +24,12 @@ from polar.config import Model
 from polar.errors import InvalidConfig
 from proxy.bridge import TemplateBridge
 from proxy.failures import bad
+from proxy.guard import Guard, GuardedTokenizer
 from proxy.neutral import Message
+from proxy.quick import quick
 
 T = TypeVar("T")
+log = logging.getLogger("polar.proxy")
 
 # Renderers whose structure is delimited by single tokens, so that sampled text can be streamed before the final parse.
 # Any other renderer's answers are sent when they are complete.
@@ -69,13 +73,14 @@ class Codec:
     def __init__(self, name: str, row: Model):
         where = f"models.{name}"
         tokenizer = _load_tokenizer(where, row.tokenizer)
-        self._tokenizer = copy.deepcopy(tokenizer)
-        self._render = _renderer(where, row, tokenizer)
-        self._parse = _renderer(where, row, self._tokenizer)
+        self._tokenizer = quick(copy.deepcopy(tokenizer))
+        self._render = _renderer(where, row, GuardedTokenizer(quick(tokenizer)))
+        self._parse = _renderer(where, row, GuardedTokenizer(self._tokenizer))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"render-{name}")
         self.stop_ids: frozenset[int] = frozenset(self._render.get_stop_token_ids())
         if not self.stop_ids:
             raise InvalidConfig(f"{where}.tokenizer: '{row.tokenizer}' has no end-of-turn token")
+        self.guard = Guard(self._tokenizer, self.stop_ids)
         added = self._tokenizer.get_added_vocab()
         # Some vocabularies hold runs of white space as added tokens: ordinary text.
         words = {word: i for word, i in added.items() if word.strip()}
@@ -85,8 +90,11 @@ class Codec:
         self.streamable = self._render.config.name in _STREAMABLE
         self._think_end = added.get("</think>")
         self.bridge: TemplateBridge | None = None
+        self.unbridged = ""  # why a template has no bridge
         if row.renderer == "template":
-            self.bridge = TemplateBridge.proven(self._render, self.stop_ids)
+            self.bridge, self.unbridged = TemplateBridge.proven(self._render, self.stop_ids)
+            if self.bridge is None:
+                log.warning("no bridge: every prompt is rendered in full", extra={"model": name, "why": self.unbridged})
         self._late_system = _late_system(self._render)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
@@ -98,7 +106,9 @@ class Codec:
 
     def _full(self, messages: list[Message], tools: list[Any]) -> np.ndarray:
         try:
-            ids = self._render.render_ids(self._prepare(messages), tools=tools or None, add_generation_prompt=True)
+            ids = self._render.render_ids(
+                self._prepare(messages), tools=self.guard.tools(tools) or None, add_generation_prompt=True
+            )
         except Exception as e:  # templates raise whatever they like
             raise bad(
                 f"the model's chat template refuses these messages: {' '.join(str(e).split())[:300]}", "messages"
@@ -109,7 +119,12 @@ class Codec:
         self, prompt: np.ndarray, sampled: np.ndarray, response: Message, new: list[Message], tools: list[Any]
     ) -> np.ndarray | None:
         """prompt + sampled, closed, then the new messages and an opened assistant turn; None if that can't be proven."""
-        new = self._prepare(new)
+        return (await self.extended(prompt, sampled, response, new, tools))[0]
+
+    async def extended(
+        self, prompt: np.ndarray, sampled: np.ndarray, response: Message, new: list[Message], tools: list[Any]
+    ) -> tuple[np.ndarray | None, str]:
+        """As extend(), with the reason for a None."""
         size = sum(len(m["content"]) for m in new) + (0 if self.bridge is not None else len(prompt))
         if size <= _INLINE:
             return self._extended(self._parse, prompt, sampled, response, new, tools)
@@ -123,21 +138,35 @@ class Codec:
         response: Message,
         new: list[Message],
         tools: list[Any],
-    ) -> np.ndarray | None:
+    ) -> tuple[np.ndarray | None, str]:
+        new = self._prepare(new, late=True)
         if self.bridge is not None:
+            (response,) = self.guard.messages([response])
             return self.bridge.extend(renderer, prompt, sampled, response, new)
+        if self.unbridged:
+            return None, f"the template has no bridge: {self.unbridged}"
         try:
-            out = renderer.bridge_to_next_turn(prompt.tolist(), sampled.tolist(), new, tools=tools or None)
-        except Exception:  # a bridge that can't is the same as none
-            return None
-        return None if out is None else arrays.ids(out.token_ids)
+            out = renderer.bridge_to_next_turn(
+                prompt.tolist(), sampled.tolist(), new, tools=self.guard.tools(tools) or None
+            )
+        except Exception as e:  # a bridge that can't is the same as none
+            return None, f"the renderer's bridge failed: {type(e).__name__}"
+        if out is None:
+            return None, "the renderer renders this turn anew"
+        ids = arrays.ids(out.token_ids)
+        n = len(prompt) + len(sampled)
+        # A bridge may add a closing token behind the sample, never take back what was sampled.
+        if not np.array_equal(ids[: len(prompt)], prompt) or not np.array_equal(ids[len(prompt) : n], sampled):
+            return None, "the renderer's bridge changes what was sampled"
+        return ids, ""
 
-    def _prepare(self, messages: list[Message]) -> list[Message]:
-        """System messages that the template would refuse or drop become the user's."""
-        if self._late_system or not any(m["role"] == "system" for m in messages[1:]):
-            return messages
-        head, rest = messages[:1], messages[1:]
-        return head + [{**m, "role": "user"} if m["role"] == "system" else m for m in rest]
+    def _prepare(self, messages: list[Message], late: bool = False) -> list[Message]:
+        """Messages as the template gets them: their markers cut, and system messages that it would refuse or drop made
+        the user's. `late`: they go on behind others."""
+        head, rest = ([], messages) if late else (messages[:1], messages[1:])
+        if not self._late_system and any(m["role"] == "system" for m in rest):
+            messages = head + [{**m, "role": "user"} if m["role"] == "system" else m for m in rest]
+        return self.guard.messages(messages)
 
     def parse(self, ids: list[int], prompt_tail: list[int], tools: list[Any]) -> Parsed:
         """Take a sample apart. `prompt_tail` is the end of its prompt (PROMPT_TAIL ids)."""
@@ -166,6 +195,14 @@ class Codec:
 
     def decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def reasoning_tokens(self, ids: list[int], message: Message) -> int:
+        """How many tokens of a sample are its reasoning, its markers included; 0 where no token ends it."""
+        if self._think_end is None or not message.get("reasoning_content"):
+            return 0
+        if self._think_end in ids:
+            return ids.index(self._think_end) + 1
+        return 0 if message["content"] or message.get("tool_calls") else len(ids)
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import socket
 import struct
 import time
+from collections.abc import Awaitable
 
 from aiohttp import web
 
@@ -20,19 +22,25 @@ log = logging.getLogger("polar.proxy")
 
 # Headers go out when the engine has the request: until then a failure is still a status. Later than this they go anyway.
 HEADERS_WITHIN = 5.0
+# A client that takes nothing for so long, with the buffers between it and us full, is as good as gone.
+STALLED = 120.0
 
 
 def json_response(status: int, body: bytes, error: CallError | None = None) -> web.Response:
     headers = {"Content-Type": "application/json"}
     if error is not None and error.retry_after:
         headers["Retry-After"] = str(error.retry_after)
+    if error is not None and error.kind in ("unauthorized", "gone", "limit"):
+        headers["x-should-retry"] = "false"  # Claude Code would ask for minutes, the official SDKs read it, too
     return web.Response(status=status, body=body, headers=headers)
 
 
 class Delivery:
     """One client of a generation that it already listens to."""
 
-    def __init__(self, http: web.Request, dialect: Dialect, generation: Generation, request: Request, metrics: Metrics):
+    def __init__(
+        self, http: web.BaseRequest, dialect: Dialect, generation: Generation, request: Request, metrics: Metrics
+    ):
         self._http, self._dialect, self._generation, self._request = http, dialect, generation, request
         self._metrics = metrics
 
@@ -41,7 +49,8 @@ class Delivery:
         g = self._generation
         try:
             if self._request.stream:
-                return await self._stream(heartbeat)
+                with self._metrics.streams.track_inprogress():
+                    return await self._stream(heartbeat)
             return await self._whole()
         finally:
             g.leave()
@@ -50,7 +59,12 @@ class Delivery:
         g = self._generation
         model = self._request.model or g.served.key
         return Answer(
-            id=g.id, model=model, created=int(g.created), request=self._request, prompt_tokens=g.prompt_tokens
+            id=g.id,
+            model=model,
+            created=int(g.created),
+            request=self._request,
+            prompt_tokens=g.prompt_tokens,
+            context_length=g.served.row.context_length,
         )
 
     async def _whole(self) -> web.StreamResponse:
@@ -61,7 +75,7 @@ class Delivery:
             return self._refuse(g.error)
         response = json_response(200, self._dialect.whole(self._answer(), g.events))
         await response.prepare(self._http)
-        await response.write_eof()
+        await self._write(response.write_eof())
         self._delivered()
         return response
 
@@ -76,9 +90,13 @@ class Delivery:
         response = web.StreamResponse(headers=encoder.headers)
         # Reverse proxies and the sandbox's relay must not collect the stream.
         response.headers["X-Accel-Buffering"] = "no"
+        data, seen = encoder.start(), 0
+        if g.events and not g.rewritten and not isinstance(g.events[-1], Finish):
+            seen = len(g.events)
+            data += b"".join(encoder.event(e) for e in g.events)
+        response._send_headers_immediately = not data  # else they go out with it, in one packet
         await response.prepare(self._http)
-        await response.write(encoder.start())
-        seen = 0
+        await self._write(response.write(data))
         while True:
             moved = await g.change(seen, heartbeat)
             if g.rewritten and seen:
@@ -86,22 +104,34 @@ class Delivery:
             new = [] if g.rewritten and not g.done else g.events[seen:]
             if new:
                 seen += len(new)
-                await response.write(b"".join(encoder.event(e) for e in new))
+                data = b"".join(encoder.event(e) for e in new)
                 if isinstance(new[-1], Finish):
                     break
+                await self._write(response.write(data))
             elif g.done:
                 return await self._break_off(response)
             elif not moved or g.rewritten:
-                await response.write(encoder.heartbeat())
+                await self._write(response.write(encoder.heartbeat()))
                 self._metrics.heartbeats.inc()
-        await response.write_eof()
+        await self._write(response.write_eof(data))
         self._delivered()
         return response
+
+    async def _write(self, writing: Awaitable[None]) -> None:
+        """Write, unless the client doesn't read: then it is dropped, as if it had gone away."""
+        try:
+            async with asyncio.timeout(STALLED):
+                await writing
+        except TimeoutError as e:
+            self._metrics.stalled.inc()
+            if self._http.transport is not None:
+                self._http.transport.abort()
+            raise ConnectionResetError("the client doesn't read") from e
 
     def _delivered(self) -> None:
         transport = self._http.transport
         if self._generation.node is not None and transport is not None and not transport.is_closing():
-            self._generation.node.delivered = True
+            self._generation.delivered()
 
     def _refuse(self, error: CallError) -> web.Response:
         status, body = self._dialect.error(error)

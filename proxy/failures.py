@@ -21,7 +21,10 @@ KINDS = {
 
 
 class CallError(PolarError):
-    """A call that can't be answered. `code` is stable, `param` the offending field, `retry_after` seconds or 0."""
+    """A call that can't be answered. `code` is stable, `param` the offending field, `retry_after` seconds or 0; an overflow
+    has `tokens`: those of the prompt, and the most that fit."""
+
+    tokens: tuple[int, int] | None = None
 
     def __init__(self, kind: str, message: str, *, code: str = "", param: str | None = None, retry_after: int = 0):
         super().__init__(message, code=code or kind, retryable=kind == "unavailable")
@@ -52,9 +55,11 @@ def unknown_capability() -> CallError:
 
 def overflow(prompt: int, context: int) -> CallError:
     # Harnesses recognise an overflow by these words and start their compaction.
-    return CallError(
+    error = CallError(
         "context_overflow",
         f"This model's maximum context length is {context} tokens, but the prompt has {prompt} tokens: prompt is too long",
         code="context_length_exceeded",
         param="messages",
     )
+    error.tokens = (prompt, context)
+    return error

@@ -12,12 +12,12 @@ from polar import arrays
 from polar.completion import Completion, FinishReason
 from polar.ids import new_id
 from polar.store.capture import Grant
-from proxy import history, linking, sampling
+from proxy import linking, logs, remote_prompt, retries, sampling
 from proxy.attempt import Attempt, Node
 from proxy.codec import PROMPT_TAIL
 from proxy.engines.base import Order, Sample
 from proxy.failures import CallError, gone, overflow, unavailable
-from proxy.linking import Plan
+from proxy.linking import Match, Plan
 from proxy.neutral import Event, Finish, Message, Request, Usage, unfold
 from proxy.stream_parser import Contradiction, StreamParser
 from proxy.table import Served
@@ -37,11 +37,18 @@ class Generation:
     set when the events were replaced after some had been sent: whoever has sent one must break off."""
 
     def __init__(
-        self, service: Service, grant: Grant, served: Served, attempt: Attempt, request: Request, dialect: str
+        self,
+        service: Service,
+        grant: Grant,
+        served: Served,
+        attempt: Attempt,
+        request: Request,
+        dialect: str,
+        request_hash: str,
     ):
         self.id = new_id("c")
         self.grant, self.served, self.attempt, self.request = grant, served, attempt, request
-        self.request_hash = linking.request_hash(dialect, request)
+        self.request_hash = request_hash
         self.events: list[Event] = []
         self.error: CallError | None = None
         self.done = False
@@ -52,11 +59,13 @@ class Generation:
         self.created = time.time()
         self.node: Node | None = None
         self.prompt_tokens = 0
+        self.waited = 0.0  # seconds that others took: engine, pauses
         self._service, self._dialect = service, dialect
         self._cancel = asyncio.Event()
         self._cancel_reason = ""
         self._changed: asyncio.Future[None] | None = None
         self._listeners = 0
+        self._registered = False
         self._storing = False
 
     # Listening -------------------------------------------------------------------------------------------------------
@@ -74,11 +83,18 @@ class Generation:
         if not self.done and not self._cancel.is_set():
             self._cancel_reason = reason
             self._cancel.set()
+            self._service.metrics.aborted(reason)
             log.info("generation aborted", extra={**self._ids(), "why": reason})
 
     @property
     def cancelled(self) -> bool:
         return self._cancel.is_set()
+
+    def delivered(self) -> None:
+        """A client got the whole answer."""
+        if self.node is not None and not (self.node.delivered and self.node.certain):
+            self.node.delivered = self.node.certain = True
+            self._service.store.delivered(self.attempt.id, self.node.id)
 
     async def change(self, seen: int, timeout: float) -> bool:
         """Wait until there are more than `seen` events or it is done; False at the timeout."""
@@ -117,6 +133,7 @@ class Generation:
             self.error = CallError("internal", "the proxy failed to serve this call", code="internal")
         finally:
             if self.error is not None:
+                self.attempt.fail(self.request_hash)
                 await self._service.store.note(self.grant, self.error)
             self.done = True
             self.ended.set()
@@ -125,35 +142,65 @@ class Generation:
             self._notify()
 
     async def _run(self) -> None:
-        store, request, attempt, served = self._service.store, self.request, self.attempt, self.served
+        store, attempt = self._service.store, self.attempt
         if self.after is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.after.ended.wait(), _WAIT_FOR_ABORTED)
             self.after = None
-        await store.sync(attempt)
-        digests = history.chain(served.key, request.messages)
+        if not attempt.seen.count:
+            await store.sync(attempt)  # another proxy may have served this session until now
+        own = self.id  # a replay takes the id of what it replays
+        try:
+            while not await self._go():
+                pass
+        finally:
+            if self._registered and not self._storing:
+                await store.abandon(self.grant, own)
+
+    async def _go(self) -> bool:
+        """Plan, begin, sample. False: another proxy has stored something that the plan should have known."""
+        store, request, attempt, served = self._service.store, self.request, self.attempt, self.served
+        digests = attempt.read(request.messages)
         tools = linking.tools_hash(request)
         found = linking.match(attempt, request, digests, self.request_hash, tools, served.key)
-        if found.latest is not None and found.latest.whole and not found.latest.delivered:
+        latest = found.latest
+        if latest is not None and await retries.wants_again(store, attempt, request, self.request_hash, latest):
             await store.check_open(self.grant)
-            self._replay(found.latest)
-            return
+            self._replay(latest)
+            return True
         self._refuse_hopeless()
-        plan = await linking.plan(attempt, served.codec, request, digests, found, tools)
+        if served.engine.renders:
+            plan = await remote_prompt.plan(attempt, served.codec, request, digests, found)
+        else:
+            plan = await linking.plan(attempt, served.codec, request, digests, found, tools, served.key)
         self.prompt_tokens = len(plan.prompt)
         room = served.row.context_length - len(plan.prompt)
         if room < 1:
             await store.check_open(self.grant)
             raise overflow(len(plan.prompt), served.row.context_length)
-        index = await store.begin(self.grant, self.id)
-        log.info(
+        if not self._service.pauses.free(served.key):
+            await store.check_open(self.grant)
+            held = time.monotonic()
+            await self._service.pauses.wait(served.key, self._cancel)
+            self.waited += time.monotonic() - held
+            if self.cancelled:
+                raise self._broken(Sample())
+        self._flight = self._service.pauses.begin(served.key)
+        try:
+            return await self._begun(plan, found, tools, room)
+        finally:
+            self._flight.land()
+
+    async def _begun(self, plan: Plan, found: Match, tools: str, room: int) -> bool:
+        index, news = await self._service.store.begin(self.grant, self.id, self.attempt)
+        self._registered = index >= 0
+        if news:
+            return False
+        log.debug(
             "generation begun", extra={**self._ids(), "index": index, "link": plan.link, "prompt": len(plan.prompt)}
         )
-        try:
-            await self._sample(plan, index, tools, room)
-        finally:
-            if not self._storing:
-                await store.abandon(self.grant, self.id)
+        await self._sample(plan, found, index, tools, room)
+        return True
 
     def _refuse_hopeless(self) -> None:
         """Text that can't fit is not worth tokenising: it would only keep the others waiting."""
@@ -161,7 +208,7 @@ class Generation:
         if size > self.served.row.context_length * _CHARS_PER_TOKEN:
             raise overflow(size // _CHARS_PER_TOKEN, self.served.row.context_length)
 
-    async def _sample(self, plan: Plan, index: int, tools: str, room: int) -> None:
+    async def _sample(self, plan: Plan, found: Match, index: int, tools: str, room: int) -> None:
         """Sample, store, publish. Raises CallError if there is no whole answer."""
         request, served = self.request, self.served
         params = sampling.effective(self.grant, request, served.row.max_new_tokens, room)
@@ -170,7 +217,7 @@ class Generation:
         parser = StreamParser(
             served.codec,
             plan.prompt[-PROMPT_TAIL:].tolist(),
-            request.tools,
+            request.tools + request.later_tools,
             request.calls_allowed,
             request.stop,
             f"call_{self.id[2:]}",
@@ -183,12 +230,27 @@ class Generation:
             tokens=lambda ids: self._publish(self._fed(parser, ids)),
             accepted=self.accept,
             cancel=self._cancel,
+            session=self.grant.attempt_id,
+            vocabulary=served.vocabulary,
+            decode=served.codec.decode,
+            gate=lambda: self._service.pauses.again(served.key, self._cancel),
+            schema=request.schema,
+            messages=request.messages,
+            tools=request.tools,
+            tool_choice=request.tool_choice,
+            events=self._publish,
         )
         started = time.time()
+        asked = time.monotonic()
         sample = await served.engine.generate(order)
-        if not sample.ids:
+        self.waited += time.monotonic() - asked
+        self._flight.land()
+        if sample.empty:
             raise self._broken(sample)
+        if served.engine.renders:
+            remote_prompt.settle(self.attempt, plan, found, sample)
         message, rest = self._parsed(parser, sample)
+        await retries.settle(self._service.store, self.attempt, self.request_hash, plan)
         completion = self._completion(plan, index, tools, params, sample, message, started)
         if completion.finish_reason in ("abort", "error"):
             await self._store(completion)
@@ -198,7 +260,7 @@ class Generation:
         await self._store(completion)
         if self.rewritten:
             self.events = unfold(message)
-        self._publish([self._finish(completion)])
+        self._publish([self._finish(completion, sample)])
 
     def _fed(self, parser: StreamParser, ids: list[int]) -> list[Event]:
         try:
@@ -209,6 +271,8 @@ class Generation:
             return []
 
     def _parsed(self, parser: StreamParser, sample: Sample) -> tuple[Message, list[Event]]:
+        if sample.message is not None:  # the server's own parse, sent already
+            return sample.message, []
         try:
             return parser.finish(sample.stop_matched)
         except Contradiction as e:
@@ -271,11 +335,15 @@ class Generation:
 
     async def _store(self, completion: Completion) -> None:
         self._storing = True
-        await self._service.store.end(self.grant, self.id, completion)
+        await self._service.store.end(self.grant, self.id, completion, self.attempt)
         self.node = self.attempt.add(completion)
+        self.attempt.failed.discard(self.request_hash)
         if self.node is not None:
-            self.node.delivered = False  # until a client has read it to the end
+            self.node.delivered, self.node.certain = False, True  # until a client has read it to the end
         self._service.metrics.stored(completion)
+        if logs.prompts.isEnabledFor(logging.INFO):
+            said = {"messages": completion.messages, "response": completion.response}
+            logs.prompts.info("conversation", extra={**self._ids(), **said})
         log.info(
             "completion stored",
             extra={
@@ -287,17 +355,25 @@ class Generation:
             },
         )
 
-    def _finish(self, c: Completion) -> Finish:
-        usage = Usage(prompt_tokens=c.prompt_length, sampled_tokens=len(c.sampled_ids), cached_tokens=c.cached_tokens)
+    def _finish(self, c: Completion, s: Sample) -> Finish:
+        usage = Usage(
+            prompt_tokens=c.prompt_length or s.prompt_tokens,
+            sampled_tokens=len(c.sampled_ids) or s.sampled_tokens,
+            cached_tokens=c.cached_tokens,
+            reasoning_tokens=self.served.codec.reasoning_tokens(c.sampled_ids.tolist(), c.response),
+        )
         matched = c.stop_matched if isinstance(c.stop_matched, str) else None
         return Finish(reason=c.finish_reason, usage=usage, stop_sequence=matched)  # type: ignore[arg-type]
 
     def _replay(self, node: Node) -> None:
         """Give a finished answer again that its client never got to the end of."""
+        self._service.metrics.repeats.labels("replayed").inc()
         log.info("answer replayed", extra={**self._ids(), "of": node.id})
         self.id, self.node = node.id, node
         prompt, sampled, cached = node.usage
-        usage = Usage(prompt_tokens=prompt, sampled_tokens=sampled, cached_tokens=cached)
+        self.prompt_tokens = prompt
+        reasoning = self.served.codec.reasoning_tokens(node.sampled.tolist(), node.response)
+        usage = Usage(prompt_tokens=prompt, sampled_tokens=sampled, cached_tokens=cached, reasoning_tokens=reasoning)
         matched = node.stop_matched if isinstance(node.stop_matched, str) else None
         finish = Finish(reason=node.finish_reason, usage=usage, stop_sequence=matched)  # type: ignore[arg-type]
         self.accepted = True

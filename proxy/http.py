@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from typing import Any
 
 from aiohttp import web
@@ -31,12 +32,7 @@ class Front:
         self._service = service
         self._heartbeat = heartbeat
 
-    def app(self) -> web.Application:
-        app = web.Application(client_max_size=body.LIMIT)
-        app.router.add_route("*", "/{path:.*}", self._handle)
-        return app
-
-    async def _handle(self, http: web.Request) -> web.StreamResponse:
+    async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         """Every request. Whatever goes wrong is answered in the dialect's envelope."""
         capability, path = _split(http)
         dialect: Dialect = FALLBACK
@@ -58,7 +54,7 @@ class Front:
         return json_response(status, text, error)
 
     async def _act(
-        self, http: web.Request, dialect: Dialect, route: Route, params: dict[str, str], capability: str | None
+        self, http: web.BaseRequest, dialect: Dialect, route: Route, params: dict[str, str], capability: str | None
     ) -> web.StreamResponse:
         try:
             if route.action == "websocket":
@@ -66,19 +62,32 @@ class Front:
             grant = await self._service.store.grant(capability if capability is not None else _key(http))
             if route.action in ("models", "model"):
                 return await self._models(dialect, params, grant)
-            headers = {k.lower(): v for k, v in http.headers.items()}
-            call = Call(params=params, query=dict(http.query), headers=headers)
-            sent = await body.read(http)
-            request = dialect.parse(sent, call)
-            provenance.mark(request, headers, sent)
-            if route.action == "count":
-                return json_response(200, dialect.counted(await self._service.count(grant, request)))
-            generation = await self._service.generate(grant, request, dialect.name)
+            with self._service.gate.call(grant.attempt_id):
+                return await self._serve(http, dialect, route, params, grant)
         except CallError as e:
             e.dialect = dialect  # type: ignore[attr-defined]
             raise
-        response = await Delivery(http, dialect, generation, request, self._service.metrics).run(self._heartbeat)
-        self._service.metrics.calls.labels(dialect.name, str(response.status)).inc()
+
+    async def _serve(
+        self, http: web.BaseRequest, dialect: Dialect, route: Route, params: dict[str, str], grant: Grant
+    ) -> web.StreamResponse:
+        metrics = self._service.metrics
+        headers = {k.lower(): v for k, v in http.headers.items()}
+        call = Call(params=params, query=dict(http.query), headers=headers)
+        async with self._service.gate.body(grant.attempt_id, http.content_length):
+            sent = await body.read(http)
+        begun = time.monotonic()
+        metrics.body.observe(http.content.total_bytes)
+        request = dialect.parse(sent, call)
+        provenance.mark(request, headers, sent)
+        if route.action == "count":
+            return json_response(200, dialect.counted(await self._service.count(grant, request)))
+        generation = await self._service.generate(grant, request, dialect.name)
+        joined = generation.accepted
+        response = await Delivery(http, dialect, generation, request, metrics).run(self._heartbeat)
+        metrics.calls.labels(dialect.name, str(response.status)).inc()
+        if not joined:
+            metrics.added.observe(max(0.0, time.monotonic() - begun - generation.waited))
         return response
 
     async def _models(self, dialect: Dialect, params: dict[str, str], grant: Grant) -> web.Response:
@@ -89,7 +98,7 @@ class Front:
         return json_response(200, dialect.models(table.cards(grant.model)))
 
 
-def _split(http: web.Request) -> tuple[str | None, str]:
+def _split(http: web.BaseRequest) -> tuple[str | None, str]:
     """(capability or None, path behind it)."""
     path = http.path
     if m := _PREFIX.match(path):
@@ -97,7 +106,7 @@ def _split(http: web.Request) -> tuple[str | None, str]:
     return None, path
 
 
-def _route(http: web.Request, path: str) -> tuple[Dialect, Route, dict[str, str]]:
+def _route(http: web.BaseRequest, path: str) -> tuple[Dialect, Route, dict[str, str]]:
     other: Dialect | None = None
     method = http.method
     for dialect, route, pattern in _ROUTES:
@@ -118,7 +127,7 @@ def _with(dialect: Dialect, error: CallError) -> CallError:
     return error
 
 
-def _key(http: web.Request) -> str:
+def _key(http: web.BaseRequest) -> str:
     """The capability as the API key of whatever provider the client believes in."""
     headers: Any = http.headers
     scheme, _, token = headers.get("Authorization", "").partition(" ")

@@ -19,7 +19,8 @@ StopReason = Literal["stop", "length", "tool_calls"]
 
 
 class Request(Struct, kw_only=True):
-    """A model call. `tools` are {"type": "function", "function": {...}}; `wishes` is what the harness said about
+    """A model call. `tools` are {"type": "function", "function": {...}}; `later_tools` are not offered before the
+    conversation but may come up in its text, so their calls are read by their schemas; `wishes` is what the harness said about
     sampling, under neutral names (temperature, top_p, top_k, min_p, seed, max_tokens, ...); `identity` is what makes two
     requests the same call, whatever their transport; `images` counts the images that became placeholders in the text;
     `schema` is the JSON schema that the answer must follow ({} for any JSON object); `marked_retry`: the client says that
@@ -28,6 +29,7 @@ class Request(Struct, kw_only=True):
     model: str
     messages: list[Message]
     tools: list[dict[str, Any]] = field(default_factory=list)
+    later_tools: list[dict[str, Any]] = field(default_factory=list)
     tool_choice: ToolChoice = "auto"
     wishes: dict[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
@@ -44,13 +46,16 @@ class Request(Struct, kw_only=True):
     @property
     def calls_allowed(self) -> bool:
         """Whether a sampled tool call is a call to the harness, or only text."""
-        return bool(self.tools) and self.tool_choice != "none"
+        return bool(self.tools or self.later_tools) and self.tool_choice != "none"
 
 
 class Usage(Struct, frozen=True, kw_only=True):
+    """`sampled_tokens` has the `reasoning_tokens` in it; they are 0 where the tokens don't tell."""
+
     prompt_tokens: int
     sampled_tokens: int
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 class Reasoning(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Listening: the sandbox plane on TCP and a Unix socket, and a small admin plane apart from it."""
+"""Listening: the sandbox plane on TCP and a Unix socket, and the admin plane apart from it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from pathlib import Path
 from aiohttp import web
 
 from polar.config import Settings
+from proxy.admin import Admin, is_loopback
+from proxy.gate import Limits
 from proxy.http import HEARTBEAT, Front
+from proxy.listener import Listener
 from proxy.service import Service
 
 
@@ -25,22 +28,20 @@ class Server:
         admin_host: str = "127.0.0.1",
         admin_port: int | None = None,
         heartbeat: float = HEARTBEAT,
+        limits: Limits | None = None,
     ):
-        self.service = Service(settings)
+        self.service = Service(settings, limits)
         self._front = Front(self.service, heartbeat)
         self._where = (host, port, socket, admin_host, admin_port)
-        self._runners: list[web.AppRunner] = []
+        self._runners: list[web.BaseRunner] = []
         self.url = ""
         self.admin_url = ""
 
     async def start(self) -> None:
         await self.service.start()
         host, port, socket, admin_host, admin_port = self._where
-        # Handlers are cancelled when their client goes away: that is how a generation learns of it. An access log would
-        # hold capabilities.
-        runner = web.AppRunner(
-            self._front.app(), handler_cancellation=True, access_log=None, keepalive_timeout=75, shutdown_timeout=2.0
-        )
+        self.listener = Listener(self._front.handle, self.service.gate.limits.connections)
+        runner: web.BaseRunner = web.ServerRunner(self.listener, shutdown_timeout=2.0)
         await runner.setup()
         self._runners.append(runner)
         site = web.TCPSite(runner, host, port, backlog=1024)
@@ -51,7 +52,10 @@ class Server:
             await web.UnixSite(runner, socket, backlog=1024).start()
             os.chmod(socket, 0o666)  # agents run as any user; the capability is the key, not the file's mode
         if admin_port is not None:
-            admin = web.AppRunner(self._admin(), access_log=None)
+            settings = self.service.settings
+            token = os.environ.get(settings.api_token_env, "").strip()
+            plane = Admin(self.service, token, settings.api_token_env, public=not is_loopback(admin_host))
+            admin = web.AppRunner(plane.app(), handler_cancellation=True, access_log=None)
             await admin.setup()
             self._runners.append(admin)
             admin_site = web.TCPSite(admin, admin_host, admin_port)
@@ -68,22 +72,6 @@ class Server:
             await runner.cleanup()
         if self._where[2]:
             Path(self._where[2]).unlink(missing_ok=True)
-
-    def _admin(self) -> web.Application:
-        async def health(_: web.Request) -> web.Response:
-            redis = await self.service.redis_up()
-            ok = redis and not self.service.draining
-            state = {"status": "ok" if ok else "unavailable", "store": redis, "draining": self.service.draining}
-            return web.json_response(state, status=200 if ok else 503)
-
-        async def metrics(_: web.Request) -> web.Response:
-            headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-            return web.Response(body=self.service.metrics.text(), headers=headers)
-
-        app = web.Application()
-        app.router.add_get("/health", health)
-        app.router.add_get("/metrics", metrics)
-        return app
 
 
 def _url(host: str, port: int) -> str:

@@ -18,11 +18,14 @@ from polar.store.capture import AsyncCapture, Grant
 from polar.store.connection import connect_async
 from polar.store.keys import Keys
 from proxy.attempt import Attempts
+from proxy.engines.report import EngineCollector
 from proxy.failures import bad, gone, unavailable
+from proxy.gate import Gate, Limits
 from proxy.generation import Generation
 from proxy.linking import request_hash
 from proxy.metrics import Metrics
 from proxy.neutral import Request
+from proxy.pausing import Pauses
 from proxy.store import ERRORS, Store
 from proxy.table import Table
 
@@ -32,12 +35,15 @@ BEAT_SECONDS = 3.0
 
 
 class Service:
-    def __init__(self, settings: Settings):
+    def __init__(self, settings: Settings, limits: Limits | None = None):
         self.settings = settings
         self.id = new_id("proxy")
         self.table = Table(settings)
         self.attempts = Attempts()
         self.metrics = Metrics()
+        self.gate = Gate(limits or Limits(), self.metrics)
+        self.pauses = Pauses(list(settings.models))
+        self.metrics.registry.register(EngineCollector(self.table.engines, self.pauses))
         self.draining = False
         self._stopped = False
         self._tasks: list[asyncio.Task] = []
@@ -49,18 +55,21 @@ class Service:
         # The client's own retries would run a script twice whose answer was lost; Store knows which may be repeated.
         self._redis = connect_async(self.settings.store_url, retry=Retry(NoBackoff(), 0))
         self._capture = AsyncCapture(self._redis, Keys(self.settings.namespace), self.id)
-        self.store = Store(self._capture)
+        self.store = Store(self._capture, retried=self.metrics.store_retries.inc)
         await self._quietly(self._capture.beat)
-        self._tasks = [asyncio.create_task(self._beat()), asyncio.create_task(self._revocations())]
+        work = (self._beat(), self._revocations(), self.metrics.watch_loop())
+        self._tasks = [asyncio.create_task(w) for w in work]
 
     async def stop(self, timeout: float = 25.0) -> None:
         """Abort what is in flight, store what was sampled of it, let go of everything."""
         self.draining = True
         for generation in self._running.values():
             generation.cancel("the proxy is shutting down")
+        self.pauses.close()
         if self._running:
             await asyncio.wait(set(self._running), timeout=timeout)
         await self.store.flush(timeout)
+        await self._quietly(self.store.tell_delivered)
         self._stopped = True
         left = set(self._tasks)
         while left:  # a client library may swallow a cancellation; the loops end at the flag then
@@ -84,10 +93,12 @@ class Service:
         attempt = self.attempts.get(grant.attempt_id)
         if attempt.closed:
             raise gone()
-        flying = attempt.generations.get(request_hash(dialect, request))
+        same = request_hash(dialect, request)
+        flying = attempt.generations.get(same)
         if flying is not None and not flying.cancelled:
             flying.listen()
             log.info("joined", extra={"session": grant.session_id, "completion": flying.id})
+            self.metrics.repeats.labels("joined").inc()
             try:
                 await self.store.check_open(grant)
             except BaseException:
@@ -97,7 +108,7 @@ class Service:
         served = self.table.pick(request.model, grant.model)
         if request.images and served.row.images == "refuse":
             raise bad("this model reads text only: the request has an image", "messages", "unsupported_content")
-        generation = Generation(self, grant, served, attempt, request, dialect)
+        generation = Generation(self, grant, served, attempt, request, dialect, same)
         generation.after = flying
         generation.listen()
         attempt.generations[generation.request_hash] = generation
@@ -130,6 +141,7 @@ class Service:
     async def _beat(self) -> None:
         while not self._stopped:
             await self._quietly(self._capture.beat)
+            await self._quietly(self.store.tell_delivered)
             await asyncio.sleep(BEAT_SECONDS)
 
     async def _revocations(self) -> None:

@@ -8,6 +8,7 @@ import hashlib
 import logging
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 
 import redis.exceptions
 
@@ -28,12 +29,18 @@ _LIMITS = {
 }
 
 
+def _nothing() -> None:
+    pass
+
+
 class Store:
-    def __init__(self, capture: AsyncCapture, window: float = STORE_WINDOW):
+    def __init__(self, capture: AsyncCapture, window: float = STORE_WINDOW, retried: Callable[[], None] = _nothing):
         self._capture = capture
         self._window = window
+        self._retried = retried
         self._grants: OrderedDict[str, Grant] = OrderedDict()
         self._cleanups: set[asyncio.Task] = set()
+        self._delivered: list[tuple[str, str]] = []
 
     async def grant(self, capability: str) -> Grant:
         """Raises CallError: unauthorized, gone, or unavailable."""
@@ -63,31 +70,38 @@ class Store:
             raise gone()
 
     async def sync(self, attempt: Attempt) -> None:
+        """Take in what was stored since the last time, by this proxy or another."""
         try:
-            await attempt.sync(self._capture)
+            news = await self._capture.read(attempt.id, attempt.seen)
         except ERRORS as e:
             raise _away() from e
+        for completion in news:
+            attempt.add(completion)
 
-    async def begin(self, grant: Grant, completion_id: str) -> int:
-        """Register a generation and count a turn; returns its index. Raises CallError."""
+    async def begin(self, grant: Grant, completion_id: str, attempt: Attempt) -> tuple[int, bool]:
+        """Register a generation and count a turn. Raises CallError. Returns its index, and whether others had stored
+        something that the attempt now has, so that it should be planned again; the index is -1 if the budget is used up
+        and what was taken in may be the answer: else begin again."""
         try:
-            status, index = await self._capture.begin(grant, completion_id)
+            status, index, news = await self._capture.begin(grant, completion_id, attempt.seen)
         except BaseException as e:
             # The answer may be lost after the turn was counted: take it back when Redis is there again.
             self._later(self._end(grant, completion_id, None, 600.0))
             if isinstance(e, ERRORS):
                 raise _away() from e
             raise
-        if status == "ok":
-            return index
+        for completion in news:
+            attempt.add(completion)
+        if status == "ok" or (status in _LIMITS and news):
+            return index, bool(news)
         if status in _LIMITS:
             raise CallError("limit", _LIMITS[status], code=status)
         raise gone()
 
-    async def end(self, grant: Grant, completion_id: str, completion: Completion) -> None:
+    async def end(self, grant: Grant, completion_id: str, completion: Completion, attempt: Attempt) -> None:
         """Store a completion, waiting for Redis if need be. After the window the client is told, and the rest of the
         retries happen behind its back."""
-        task = self._later(self._end(grant, completion_id, completion, 600.0))
+        task = self._later(self._end(grant, completion_id, completion, 600.0, attempt))
         done, _ = await asyncio.wait({task}, timeout=self._window)
         if not done or not task.result():
             raise unavailable("the answer could not be stored", "store_unavailable", 5)
@@ -108,21 +122,53 @@ class Store:
             with contextlib.suppress(*ERRORS):
                 await self._capture.note(grant, what, f"{error.code}: {error.message}")
 
+    @property
+    def alone(self) -> bool:
+        return self._capture.alone
+
+    def delivered(self, attempt_id: str, completion_id: str) -> None:
+        """Note that an answer reached its client: told to the store with the next beat. Until then another proxy, or this
+        one after a restart, would replay it to the same request: one sample, as after a lost answer."""
+        self._delivered.append((attempt_id, completion_id))
+
+    async def tell_delivered(self) -> None:
+        told, self._delivered = self._delivered, []
+        try:
+            if told:
+                await self._capture.delivered(told)
+        except BaseException:
+            self._delivered = [*told, *self._delivered][-_GRANTS:]
+            raise
+
+    async def undelivered(self, attempt_id: str, completion_id: str) -> bool:
+        try:
+            return await self._capture.undelivered(attempt_id, completion_id)
+        except ERRORS as e:
+            raise _away() from e
+
     async def flush(self, timeout: float) -> None:
         """Wait for stores that are still being retried."""
         if self._cleanups:
             await asyncio.wait(set(self._cleanups), timeout=timeout)
 
-    async def _end(self, grant: Grant, completion_id: str, completion: Completion | None, window: float) -> bool:
+    async def _end(
+        self,
+        grant: Grant,
+        completion_id: str,
+        completion: Completion | None,
+        window: float,
+        attempt: Attempt | None = None,
+    ) -> bool:
         deadline, pause = time.monotonic() + window, 0.05
         while True:
             try:
-                await self._capture.end(grant, completion_id, completion)
+                await self._capture.end(grant, completion_id, completion, attempt.seen if attempt is not None else None)
                 return True
             except ERRORS as e:
                 if time.monotonic() > deadline:
                     log.error("completion lost", extra={"completion": completion_id, "why": type(e).__name__})
                     return False
+                self._retried()
                 log.warning("store retry", extra={"completion": completion_id, "why": type(e).__name__})
             await asyncio.sleep(pause)
             pause = min(pause * 2, 1.0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from typing import Any
+from urllib.parse import urlsplit
 
 from msgspec import Struct
 
@@ -10,15 +12,19 @@ from polar.config import Model, Settings
 from polar.errors import InvalidConfig
 from proxy.codec import Codec
 from proxy.dialects.base import ModelCard
-from proxy.engines.base import Engine
+from proxy.engines.openai import OpenAI
+from proxy.engines.pool import Pool
 from proxy.engines.sglang import SGLang
+from proxy.engines.vllm import VLLM
+from proxy.vocabulary import size
 
 
 class Served(Struct, frozen=True, kw_only=True):
     key: str
     row: Model
     codec: Codec
-    engine: Engine
+    engine: Pool
+    vocabulary: int  # ids from here on don't exist
 
 
 class Table:
@@ -34,6 +40,7 @@ class Table:
     async def open(self) -> None:
         """Load every tokenizer. Raises InvalidConfig naming the row."""
         for name, row in self._settings.models.items():
+            _check_urls(name, row)
             key = (row.tokenizer, row.renderer, row.tool_parser, row.reasoning_parser)
             if key not in self._codecs:
                 self._codecs[key] = Codec(name, row)
@@ -42,8 +49,14 @@ class Table:
                 api_key = os.environ.get(row.api_key_env)
                 if not api_key:
                     raise InvalidConfig(f"models.{name}.api_key_env: the variable {row.api_key_env} is not set")
-            engine = SGLang(row.engine, row.context_length, api_key)
-            self._rows[name] = Served(key=name, row=row, codec=self._codecs[key], engine=engine)
+            codec = self._codecs[key]
+            vocabulary = size(codec._tokenizer, row.tokenizer)
+            engine = _engine(name, row, api_key)
+            self._rows[name] = Served(key=name, row=row, codec=codec, engine=engine, vocabulary=vocabulary)
+
+    def engines(self) -> dict[str, Any]:
+        """How the servers of each row fare."""
+        return {name: served.engine.state() for name, served in self._rows.items()}
 
     def pick(self, wanted: str, own: str) -> Served:
         if wanted in self._rows:
@@ -62,3 +75,23 @@ class Table:
             await served.engine.close()
         for codec in self._codecs.values():
             codec.close()
+
+
+def _engine(name: str, row: Model, api_key: str | None) -> Pool:
+    if row.protocol == "vllm":
+        return VLLM(row.engines, row.context_length, api_key, model=row.engine_model)
+    if row.protocol == "openai":
+        return OpenAI(row.engines, row.context_length, api_key, model=row.engine_model or name)
+    return SGLang(row.engines, row.context_length, api_key)
+
+
+def _check_urls(name: str, row: Model) -> None:
+    urls = [u.rstrip("/") for u in row.engines]
+    if not urls:
+        raise InvalidConfig(f"models.{name}.engine: the list is empty; it needs the base URL of at least one server")
+    for url in urls:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InvalidConfig(f"models.{name}.engine: found '{url}', allowed: http://… or https://…")
+        if urls.count(url) > 1:
+            raise InvalidConfig(f"models.{name}.engine: '{url}' is there twice")

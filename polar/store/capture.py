@@ -173,7 +173,9 @@ class AsyncCapture:
         news = [unpack(fields[1], Completion) for entry, fields in entries if seen.take(entry.decode())]
         return status.decode(), int(index), news
 
-    async def end(self, grant: Grant, completion_id: str, completion: Completion | None, seen: Seen | None = None) -> str:
+    async def end(
+        self, grant: Grant, completion_id: str, completion: Completion | None, seen: Seen | None = None
+    ) -> str:
         """Store the completion (None: nothing was sampled). Safe to repeat after a lost answer. Returns the attempt's
         state, or `duplicate`. It enters `seen` if that knew all that came before it."""
         a = grant.attempt_id

@@ -33,13 +33,14 @@ class Call(Struct, frozen=True, kw_only=True):
 
 class Answer(Struct, frozen=True, kw_only=True):
     """What an encoder knows from the start. `id` is the completion's, `created` in Unix seconds; `prompt_tokens` is 0 while
-    the prompt isn't known yet."""
+    the prompt isn't known yet; `context_length` of the model counts prompt and answer, 0 if it isn't known."""
 
     id: str
     model: str
     created: int
     request: Request
     prompt_tokens: int = 0
+    context_length: int = 0
 
 
 class ModelCard(Struct, frozen=True, kw_only=True):

@@ -15,6 +15,13 @@ def text(body: dict[str, Any], name: str, default: str | None = None) -> str:
     return value
 
 
+def text_at(body: dict[str, Any], name: str, where: str, default: str | None = None) -> str:
+    """The text of an object that stands at `where`; null is the same as missing."""
+    full = f"{where}.{name}"
+    value = body.get(name)
+    return text({full: default if value is None else value}, full)
+
+
 def flag(body: dict[str, Any], name: str) -> bool:
     value = body.get(name)
     if value is None:
@@ -46,6 +53,17 @@ def obj(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise bad(f"'{name}' must be an object, not {_kind(value)}", name)
     return value
+
+
+def stops(body: dict[str, Any], name: str) -> list[str]:
+    """Stop sequences: a string, a list of strings, or nothing."""
+    value = body.get(name)
+    values = [value] if isinstance(value, str) else [] if value is None else value
+    if not isinstance(values, list) or not all(isinstance(s, str) for s in values):
+        raise bad(f"'{name}' must be a string or a list of strings", name)
+    if len(values) > 16 or any(len(s) > 500 for s in values):
+        raise bad(f"'{name}' may have at most 16 strings of at most 500 characters", name)
+    return [s for s in values if s]
 
 
 def wishes(body: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:

@@ -1,8 +1,7 @@
-"""Reading SGLang's /generate stream: chunks that carry everything so far, or only what is new."""
+"""SGLang's /generate: its request, and its stream of chunks that carry everything so far, or only what is new."""
 
 from __future__ import annotations
 
-import math
 import time
 from typing import Any
 
@@ -10,7 +9,8 @@ import msgspec
 from msgspec import Struct, field
 
 from polar.completion import VersionSpan
-from proxy.engines.base import Sample
+from proxy.engines import checks
+from proxy.engines.base import Ask, Sample
 
 
 class _Span(Struct):
@@ -34,82 +34,107 @@ class Chunk(Struct):
     error: Any = None
 
 
-_decode = msgspec.json.Decoder(Chunk).decode
+_decoder = msgspec.json.Decoder(Chunk)
 
 
-class Events:
-    """Splits a byte stream into the data of its server-sent events."""
+class SGLangWire:
+    name = "sglang"
+    path = "/generate"
+    probe = "/model_info"
+    resumable = True
+    renders = False
+    extras = False
 
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-        self._scanned = 0
+    def body(self, ask: Ask, plain: bool = False) -> bytes:
+        s = ask.order.sampling
+        params: dict[str, Any] = {k: s[k] for k in ("temperature", "top_p", "top_k", "min_p")}
+        params["max_new_tokens"] = ask.limit
+        params["stop_token_ids"] = ask.order.stop_ids
+        # The proxy decodes ids itself; this only keeps the engine from matching stop strings on altered text.
+        params["skip_special_tokens"] = False
+        if s.get("stop"):
+            params["stop"] = s["stop"]
+        if ask.seed is not None:
+            params["sampling_seed"] = ask.seed
+        if ask.order.schema is not None:
+            params["json_schema"] = msgspec.json.encode(ask.order.schema or {"type": "object"}).decode()
+        body = {
+            "rid": ask.rid,
+            "input_ids": ask.prompt.tolist(),
+            "sampling_params": params,
+            "return_logprob": True,
+            "stream": True,
+        }
+        return msgspec.json.encode(body)
 
-    def push(self, data: bytes) -> list[bytes]:
-        self._buffer += data
-        out = []
-        while (at := self._buffer.find(b"\n\n", max(0, self._scanned - 1))) >= 0:
-            for line in bytes(self._buffer[:at]).split(b"\n"):
-                if line.startswith(b"data:"):
-                    out.append(line[5:].strip())
-            del self._buffer[: at + 2]
-            self._scanned = 0
-        self._scanned = len(self._buffer)
-        return out
+    def reader(self, ask: Ask) -> Reader:
+        return Reader(ask.order.vocabulary)
+
+    def abort(self, rid: str) -> tuple[str, bytes] | None:
+        # SGLang aborts every request whose id begins with this one: ours have one length, but for the retries of a rid.
+        return "/abort_request", msgspec.json.encode({"rid": rid})
 
 
 class Reader:
-    """Folds chunks into a Sample. `done` after a chunk with a finish reason."""
+    """Folds chunks into a Sample."""
 
-    def __init__(self) -> None:
+    def __init__(self, vocabulary: int = 0) -> None:
         self.ids: list[int] = []
         self.error: Any = None
+        self.fault = ""
         self.finish: dict[str, Any] | None = None
-        self.first_token_at = 0.0
+        self._vocabulary = vocabulary
+        self._first_token_at = 0.0
         self._logprobs: list[tuple[Any, ...]] = []
         self._spans: list[_Span] | None = None
         self._seen_versions: list[str] = []
         self._cached = 0
-        self._broken = ""
         self._cumulative = False
 
     @property
     def done(self) -> bool:
-        return self.finish is not None or self.error is not None
+        return self.finish is not None or self.error is not None or bool(self.fault)
 
-    def read(self, events: list[bytes]) -> list[int]:
+    @property
+    def begun(self) -> bool:
+        return bool(self.ids)
+
+    def read(self, data: list[bytes]) -> list[int]:
         """The ids that are new. Of cumulative chunks that arrived together only the last needs decoding."""
-        data = [e for e in events if e != b"[DONE]"]
+        data = [e for e in data if e != b"[DONE]"]
         before = len(self.ids)
         for at, raw in enumerate(data):
             if self._cumulative and at < len(data) - 1:
                 continue
-            try:
-                chunk = _decode(raw)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                self._broken = self._broken or "engine_protocol"
-                continue
-            if chunk.error is not None:
+            chunk = checks.decode(raw, _decoder, Chunk)
+            if chunk is None:
+                self.fault = self.fault or "an event that is not of the contract's shape"
+            elif chunk.error is not None:
                 self.error = chunk.error
+            elif not self.fault:
+                self._take(chunk)
+            if self.fault or self.error is not None:
                 break
-            self._take(chunk)
-        if self.ids and not self.first_token_at:
-            self.first_token_at = time.time()
+        if self.ids and not self._first_token_at:
+            self._first_token_at = time.time()
         return self.ids[before:]
 
     def _take(self, chunk: Chunk) -> None:
-        meta, have = chunk.meta_info, len(self.ids)
-        new = chunk.output_ids
-        total = meta.completion_tokens if meta.completion_tokens is not None else len(new)
+        meta, have, new = chunk.meta_info, len(self.ids), chunk.output_ids
+        total = meta.completion_tokens if meta.completion_tokens is not None else have if not new else -1
+        if self.finish is not None:
+            if new and (len(new) != have or new != self.ids):
+                self.fault = "tokens after the end"
+            return
         if have and len(new) == total:
             self._cumulative = True
-            if new[:have] != self.ids:
-                self._broken = "engine_protocol"
-            self.ids += new[have:]
-        elif have + len(new) == total:
-            self.ids += new
+            grown, fits = new[have:], new[:have] == self.ids
         else:
-            self._broken = "engine_protocol"
-            self.ids += new[have:] if len(new) > have else []
+            grown, fits = new, have + len(new) == total
+        if not fits or not checks.ids_exist(grown):
+            self.fault = "ids that don't follow from the ones before"
+            return
+        self.ids += grown
         logprobs = meta.output_token_logprobs or []
         if self._cumulative or len(logprobs) == len(self.ids):
             self._logprobs = logprobs or self._logprobs
@@ -126,9 +151,15 @@ class Reader:
     def sample(self) -> Sample:
         kind = (self.finish or {}).get("type", "failed")
         matched = (self.finish or {}).get("matched")
-        logprobs, untrainable = self._checked_logprobs()
-        versions, unknown = self._checked_versions()
-        untrainable = self._broken or untrainable or unknown
+        pairs = [(e[0], e[1]) if len(e) > 1 else (None, None) for e in self._logprobs]
+        logprobs, untrainable = checks.logprobs(pairs, self.ids)
+        versions, unknown = self._versions()
+        untrainable = (
+            ("engine_protocol" if self.fault else "")
+            or checks.vocabulary(self.ids, self._vocabulary)
+            or untrainable
+            or unknown
+        )
         return Sample(
             ids=self.ids,
             logprobs=[] if untrainable else logprobs,
@@ -137,35 +168,16 @@ class Reader:
             end=kind if kind in ("stop", "length", "abort") else "failed",
             stop_matched=matched if isinstance(matched, (int, str)) else None,
             cached_tokens=self._cached,
-            first_token_at=self.first_token_at,
+            first_token_at=self._first_token_at,
         )
 
-    def _checked_logprobs(self) -> tuple[list[float], str]:
-        if len(self._logprobs) != len(self.ids):
-            return [], "logprob_mismatch" if self._logprobs else "logprobs_missing"
-        out = []
-        for entry, t in zip(self._logprobs, self.ids, strict=True):
-            if len(entry) < 2 or entry[1] != t:
-                return [], "logprob_mismatch"
-            if not isinstance(entry[0], (int, float)) or not math.isfinite(entry[0]):
-                return [], "logprob_not_finite"
-            out.append(float(entry[0]))
-        return out, ""
-
-    def _checked_versions(self) -> tuple[list[VersionSpan], str]:
-        """Spans that cover all tokens without a gap. One version seen throughout is one span; several without known
-        borders can't be told apart."""
+    def _versions(self) -> tuple[list[VersionSpan], str]:
+        """One version seen throughout is one span; several without known borders can't be told apart."""
         n = len(self.ids)
         if not n:
             return [], ""
         if self._spans:
-            spans = [
-                VersionSpan(s.version, s.start, min(s.end, n)) for s in self._spans if s.start < n and s.end > s.start
-            ]
-            borders = [0, *(s.end for s in spans)]
-            if all(s.start == b for s, b in zip(spans, borders, strict=False)) and borders[-1] == n:
-                return spans, ""
-            return [], "versions_mismatch"
+            return checks.versions([VersionSpan(s.version, s.start, s.end) for s in self._spans], n)
         if len(self._seen_versions) > 1:
             return [], "versions_unknown"
         return [VersionSpan(v, 0, n) for v in self._seen_versions], ""

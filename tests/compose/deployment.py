@@ -8,7 +8,14 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
-SECRETS = ("REDIS_PASSWORD", "S3_ACCESS_KEY", "S3_SECRET_KEY", "POLAR_API_TOKEN", "POLAR_ENGINE_API_KEY")
+SECRETS = (
+    "REDIS_PASSWORD",
+    "S3_ACCESS_KEY",
+    "S3_SECRET_KEY",
+    "POLAR_API_TOKEN",
+    "POLAR_PROXY_TOKEN",
+    "POLAR_ENGINE_API_KEY",
+)
 
 
 def _load(name: str, path: Path) -> ModuleType:

@@ -68,7 +68,9 @@ def test_each_service_has_only_the_secrets_that_it_needs() -> None:
     def who(key: str) -> set[str]:
         return {n for n, s in SERVICES.items() if key in s["environment"]}
 
-    assert who("POLAR_API_TOKEN") == {"api"}
+    # The proxy has a secret of its own under that name: sandboxes talk to it.
+    assert who("POLAR_API_TOKEN") == {"api", "proxy"}
+    assert SERVICES["proxy"]["environment"]["POLAR_API_TOKEN"].startswith("${POLAR_PROXY_TOKEN")
     assert who("POLAR_ENGINE_API_KEY") == {"engine", "proxy"}
     assert "proxy" not in who("AWS_SECRET_ACCESS_KEY")
     assert "engine" not in who("REDIS_PASSWORD") | who("AWS_SECRET_ACCESS_KEY")

@@ -16,13 +16,15 @@ from aiohttp import web
 @dataclass
 class Reply:
     """One scripted sample. `hold_after`: wait there until `release`, an abort, or a disconnect. `drop_after`: break the
-    connection there. `status`: refuse with it. `error`: refuse inside the stream."""
+    connection there. `abort_after`: end there as an engine does whose weights are changed. `status`: refuse with it.
+    `error`: refuse inside the stream."""
 
     ids: list[int] = field(default_factory=list)
     end: str = "stop"
     matched: int | str | None = None
     hold_after: int | None = None
     drop_after: int | None = None
+    abort_after: int | None = None
     status: int = 200
     error: dict[str, Any] | None = None
     delay: float = 0.0  # seconds per chunk
@@ -129,11 +131,11 @@ class FakeEngine:
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
                 for w in waits:
                     w.cancel()
-            if abort.is_set():
+            if abort.is_set() or (reply.abort_after is not None and at >= reply.abort_after):
                 end = "abort"
                 break
             step = self._random.randint(1, 4)
-            for bound in (reply.hold_after, reply.drop_after):
+            for bound in (reply.hold_after, reply.drop_after, reply.abort_after):
                 if bound is not None and at < bound:
                     step = min(step, bound - at)
             new_at = min(at + step, len(ids))

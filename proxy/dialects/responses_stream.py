@@ -1,0 +1,219 @@
+"""The answer side of the Responses dialect: neutral events to output items, the events that tell of them, and their sum.
+
+Items grow and are complete as they are sampled, but every `output_item.done` waits for the end of the answer: upon it Codex
+runs a tool or takes a message into its history, and an answer that breaks off must have left nothing behind.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from proxy.dialects import sse
+from proxy.dialects.base import Answer
+from proxy.dialects.responses_ids import item_id, seal
+from proxy.dialects.responses_tools import Toolbox
+from proxy.neutral import Event, Finish, Reasoning, Text, ToolCall, Usage
+
+Told = dict[str, Any]
+_UNSUMMARISED = "(no summary was written)"
+# What a first event says of the response; only the last one repeats all that was asked for.
+_BARE: dict[str, Any] = {
+    "error": None,
+    "incomplete_details": None,
+    "instructions": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "temperature": None,
+    "tool_choice": "auto",
+    "tools": [],
+    "top_p": None,
+}
+
+
+class Output:
+    """Events in, told events out (without sequence numbers); `response` is the whole one once Finish has come."""
+
+    def __init__(self, answer: Answer):
+        extra = answer.request.extra
+        self._id, self._tools = answer.id, extra["tools"]
+        assert isinstance(self._tools, Toolbox)
+        self._sealed, self._compact = bool(extra["sealed"]), bool(extra["compact"])
+        self._head = {
+            "id": item_id("resp", answer.id),
+            "object": "response",
+            "created_at": answer.created,
+            "model": answer.model,
+        }
+        self._echo: dict[str, Any] = extra["echo"]
+        self._items: list[dict[str, Any]] = []
+        self._open: str = ""  # kind of the item that grows: reasoning, message or none
+        self._pieces: list[str] = []
+        self._reasoning: list[str] = []
+        self._text: list[str] = []
+        self.response: dict[str, Any] | None = None
+
+    def begin(self) -> list[Told]:
+        return [self._told("created", response=self._begun()), self.alive()]
+
+    def alive(self) -> Told:
+        return self._told("in_progress", response=self._begun())
+
+    def event(self, event: Event) -> list[Told]:
+        if isinstance(event, Finish):
+            return self._finish(event)
+        if self._compact:
+            if not isinstance(event, ToolCall):
+                (self._text if isinstance(event, Text) else self._reasoning).append(event.text)
+            return []
+        if isinstance(event, ToolCall):
+            return self._call(event)
+        out = []
+        kind = "reasoning" if isinstance(event, Reasoning) else "message"
+        if self._open != kind:
+            out += self._close("completed")
+            out += self._grow(kind)
+        self._pieces.append(event.text)
+        name = "reasoning_text.delta" if kind == "reasoning" else "output_text.delta"
+        logprobs: dict[str, Any] = {} if kind == "reasoning" else {"logprobs": []}
+        out.append(self._told(name, **self._part_place(), delta=event.text, **logprobs))
+        return out
+
+    def summary(self) -> str:
+        return "".join(self._text).strip() or "".join(self._reasoning).strip() or _UNSUMMARISED
+
+    # Items -----------------------------------------------------------------------------------------------------------
+
+    def _grow(self, kind: str) -> list[Told]:
+        self._open, self._pieces = kind, []
+        item: dict[str, Any] = {"type": kind, "id": self._next("rs" if kind == "reasoning" else "msg")}
+        own: dict[str, Any] = {"summary": []} if kind == "reasoning" else {"role": "assistant"}
+        item.update(own, content=[], status="in_progress")
+        self._items.append(item)
+        return [
+            self._told("output_item.added", output_index=len(self._items) - 1, item=item),
+            self._told("content_part.added", **self._part_place(), part=self._part("")),
+        ]
+
+    def _close(self, status: str) -> list[Told]:
+        if not self._open:
+            return []
+        whole = "".join(self._pieces)
+        part = self._part(whole)
+        place = self._part_place()
+        item = self._items[-1] | {"content": [part], "status": status}
+        if self._open == "reasoning":
+            done = self._told("reasoning_text.done", **place, text=whole)
+            if self._sealed:
+                item["encrypted_content"] = seal("reasoning", self._id, whole)
+        else:
+            done = self._told("output_text.done", **place, text=whole, logprobs=[])
+        self._items[-1] = item
+        self._open = ""
+        return [done, self._told("content_part.done", **place, part=part)]
+
+    def _call(self, call: ToolCall) -> list[Told]:
+        out = self._close("completed")
+        item = self._tools.item(call, self._next)
+        index = len(self._items)
+        self._items.append(item | {"status": "completed"})
+        grows = {"function_call": "arguments", "custom_tool_call": "input"}.get(item["type"])
+        begun = item | {"status": "in_progress"} | ({grows: ""} if grows else {})
+        out.append(self._told("output_item.added", output_index=index, item=begun))
+        if grows:
+            name = "function_call_arguments" if grows == "arguments" else "custom_tool_call_input"
+            place = {"item_id": item["id"], "output_index": index}
+            out.append(self._told(f"{name}.delta", **place, delta=item[grows]))
+            out.append(self._told(f"{name}.done", **place, **{grows: item[grows]}))
+        return out
+
+    def _finish(self, finish: Finish) -> list[Told]:
+        cut = finish.reason == "length"
+        out: list[Told] = []
+        if self._compact:
+            item = {
+                "type": "compaction",
+                "id": self._next("cmp"),
+                "encrypted_content": seal("compaction", self._id, self.summary()),
+            }
+            self._items.append(item)
+            out.append(self._told("output_item.added", output_index=0, item=item))
+        elif not cut and not any(i["type"] != "reasoning" for i in self._items):
+            # An answer without a word is a turn, too: the client has something to say back.
+            out += self._close("completed")
+            out += self._grow("message")
+        status = "incomplete" if cut else "completed"
+        out += self._close(status)
+        out += [self._told("output_item.done", output_index=i, item=item) for i, item in enumerate(self._items)]
+        self.response = {
+            **self._head,
+            "status": status,
+            **self._echo,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "output": self._items,
+            "usage": usage(finish.usage),
+        }
+        return [*out, self._told(status, response=self.response)]
+
+    # Small things ----------------------------------------------------------------------------------------------------
+
+    def _begun(self) -> dict[str, Any]:
+        return {**self._head, "status": "in_progress", **_BARE, "output": [], "usage": None}
+
+    def _next(self, prefix: str) -> str:
+        return item_id(prefix, self._id, len(self._items))
+
+    def _part_place(self) -> dict[str, Any]:
+        return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1, "content_index": 0}
+
+    def _part(self, text: str) -> dict[str, Any]:
+        if self._open == "reasoning":
+            return {"type": "reasoning_text", "text": text}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+    @staticmethod
+    def _told(name: str, **rest: Any) -> Told:
+        return {"type": f"response.{name}", **rest}
+
+
+class StreamEncoder:
+    headers = sse.HEADERS
+
+    def __init__(self, answer: Answer):
+        self._output = Output(answer)
+        self._number = 0
+
+    def start(self) -> bytes:
+        return self._bytes(self._output.begin())
+
+    def event(self, event: Event) -> bytes:
+        return self._bytes(self._output.event(event))
+
+    def heartbeat(self) -> bytes:
+        # Codex's idle timer counts real events only.
+        return self._bytes([self._output.alive()])
+
+    def _bytes(self, told: list[Told]) -> bytes:
+        out = []
+        for t in told:
+            out.append(sse.event(t["type"], {**t, "sequence_number": self._number}))
+            self._number += 1
+        return b"".join(out)
+
+
+def folded(answer: Answer, events: list[Event]) -> Output:
+    """The output of a whole answer."""
+    output = Output(answer)
+    for e in events:
+        output.event(e)
+    return output
+
+
+def usage(u: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": u.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": u.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": u.sampled_tokens,
+        "output_tokens_details": {"reasoning_tokens": u.reasoning_tokens},
+        "total_tokens": u.prompt_tokens + u.sampled_tokens,
+    }
