@@ -8,17 +8,18 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from polar import arrays
-from polar.completion import Completion, FinishReason
+from polar.completion import Completion
 from polar.ids import new_id
 from polar.store.capture import Grant
-from proxy import linking, logs, remote_prompt, retries, sampling
+from proxy import linking, logs, record, remote_prompt, retries, sampling
 from proxy.attempt import Attempt, Node
+from proxy.broadcast import Broadcast
 from proxy.codec import PROMPT_TAIL
 from proxy.engines.base import Order, Sample
 from proxy.failures import CallError, gone, overflow, unavailable
 from proxy.linking import Match, Plan
-from proxy.neutral import Event, Finish, Message, Request, Usage, unfold
+from proxy.neutral import Event, Message, Request, unfold
+from proxy.record import Made
 from proxy.stream_parser import Contradiction, StreamParser
 from proxy.table import Served
 
@@ -32,9 +33,8 @@ _WAIT_FOR_ABORTED = 5.0
 _CHARS_PER_TOKEN = 32  # more than any text has on average
 
 
-class Generation:
-    """`events` grows until `done`; then either the last one is a Finish or `error` says what went wrong. `rewritten` is
-    set when the events were replaced after some had been sent: whoever has sent one must break off."""
+class Generation(Broadcast):
+    """One call to the model. `waited`: seconds that others took, the engine and pauses."""
 
     def __init__(
         self,
@@ -46,81 +46,30 @@ class Generation:
         dialect: str,
         request_hash: str,
     ):
+        super().__init__()
         self.id = new_id("c")
         self.grant, self.served, self.attempt, self.request = grant, served, attempt, request
         self.request_hash = request_hash
-        self.events: list[Event] = []
-        self.error: CallError | None = None
-        self.done = False
-        self.ended = asyncio.Event()
         self.after: Generation | None = None  # an aborted one of the same request, still being stored
-        self.accepted = False
-        self.rewritten = False
         self.created = time.time()
         self.node: Node | None = None
         self.prompt_tokens = 0
-        self.waited = 0.0  # seconds that others took: engine, pauses
+        self.waited = 0.0
         self._service, self._dialect = service, dialect
-        self._cancel = asyncio.Event()
-        self._cancel_reason = ""
-        self._changed: asyncio.Future[None] | None = None
-        self._listeners = 0
         self._registered = False
         self._storing = False
 
-    # Listening -------------------------------------------------------------------------------------------------------
-
-    def listen(self) -> None:
-        self._listeners += 1
-
-    def leave(self) -> None:
-        """A client is served or gone. When the last one goes before the end, nobody wants the rest."""
-        self._listeners -= 1
-        if self._listeners <= 0 and not self.done:
-            self.cancel("client went away")
-
     def cancel(self, reason: str) -> None:
-        if not self.done and not self._cancel.is_set():
-            self._cancel_reason = reason
-            self._cancel.set()
+        if not self.done and not self.cancelled:
+            super().cancel(reason)
             self._service.metrics.aborted(reason)
             log.info("generation aborted", extra={**self._ids(), "why": reason})
-
-    @property
-    def cancelled(self) -> bool:
-        return self._cancel.is_set()
 
     def delivered(self) -> None:
         """A client got the whole answer."""
         if self.node is not None and not (self.node.delivered and self.node.certain):
             self.node.delivered = self.node.certain = True
             self._service.store.delivered(self.attempt.id, self.node.id)
-
-    async def change(self, seen: int, timeout: float) -> bool:
-        """Wait until there are more than `seen` events or it is done; False at the timeout."""
-        if len(self.events) > seen or self.done:
-            return True
-        if self._changed is None:
-            self._changed = asyncio.get_running_loop().create_future()
-        await asyncio.wait({self._changed}, timeout=timeout)
-        return len(self.events) > seen or self.done
-
-    def accept(self) -> None:
-        """The engine has the request: nothing but a broken stream can tell its clients of a failure from here on."""
-        self.accepted = True
-        self._notify()
-
-    def _publish(self, events: list[Event]) -> None:
-        if events:
-            self.events += events
-            self._notify()
-
-    def _notify(self) -> None:
-        if self._changed is not None and not self._changed.done():
-            self._changed.set_result(None)
-        self._changed = None
-
-    # Running ---------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """To the end, whatever happens; never raises."""
@@ -135,11 +84,9 @@ class Generation:
             if self.error is not None:
                 self.attempt.fail(self.request_hash)
                 await self._service.store.note(self.grant, self.error)
-            self.done = True
-            self.ended.set()
             if self.attempt.generations.get(self.request_hash) is self:
                 del self.attempt.generations[self.request_hash]
-            self._notify()
+            self.close()
 
     async def _run(self) -> None:
         store, attempt = self._service.store, self.attempt
@@ -227,7 +174,7 @@ class Generation:
             prompt=plan.prompt,
             sampling=params,
             stop_ids=sorted(served.codec.stop_ids),
-            tokens=lambda ids: self._publish(self._fed(parser, ids)),
+            tokens=lambda ids: self.publish(self._fed(parser, ids)),
             accepted=self.accept,
             cancel=self._cancel,
             session=self.grant.attempt_id,
@@ -238,7 +185,7 @@ class Generation:
             messages=request.messages,
             tools=request.tools,
             tool_choice=request.tool_choice,
-            events=self._publish,
+            events=self.publish,
         )
         started = time.time()
         asked = time.monotonic()
@@ -251,16 +198,29 @@ class Generation:
             remote_prompt.settle(self.attempt, plan, found, sample)
         message, rest = self._parsed(parser, sample)
         await retries.settle(self._service.store, self.attempt, self.request_hash, plan)
-        completion = self._completion(plan, index, tools, params, sample, message, started)
+        made = Made(
+            id=self.id,
+            grant=self.grant,
+            served=served,
+            request=request,
+            request_hash=self.request_hash,
+            dialect=self._dialect,
+            plan=plan,
+            index=index,
+            tools_hash=tools,
+            sampling=params,
+            started=started,
+        )
+        completion = record.completion(made, sample, message, self.followed)
         if completion.finish_reason in ("abort", "error"):
             await self._store(completion)
             raise self._broken(sample)
         if not self.rewritten:
-            self._publish(rest)
+            self.publish(rest)
         await self._store(completion)
         if self.rewritten:
             self.events = unfold(message)
-        self._publish([self._finish(completion, sample)])
+        self.publish([record.finish(completion, sample, served.codec)])
 
     def _fed(self, parser: StreamParser, ids: list[int]) -> list[Event]:
         try:
@@ -285,54 +245,6 @@ class Generation:
         self.rewritten = bool(self.events)
         return message, unfold(message)
 
-    def _completion(
-        self, plan: Plan, index: int, tools: str, params: dict[str, Any], s: Sample, message: Message, started: float
-    ) -> Completion:
-        request, parent = self.request, plan.parent
-        reason: FinishReason = "stop"
-        if s.end in ("length", "abort"):
-            reason = "length" if s.end == "length" else "abort"
-        elif s.end == "failed":
-            reason = "error"
-        elif message.get("tool_calls"):
-            reason = "tool_calls"
-        return Completion(
-            completion_id=self.id,
-            session_id=self.grant.session_id,
-            attempt=self.grant.attempt,
-            index=index,
-            parent_id=parent.id if parent is not None else None,
-            link=plan.link,
-            link_reason=plan.reason,
-            prompt_shared=plan.shared,
-            prompt_tail=plan.prompt[plan.shared :],
-            sampled_ids=arrays.ids(s.ids),
-            logprobs=arrays.floats(s.logprobs),
-            versions=s.versions,
-            untrainable=s.untrainable,
-            finish_reason=reason,
-            stop_matched=s.stop_matched,
-            sampling=params,
-            requested_sampling=request.wishes,
-            model=self.served.key,
-            engine=self.served.engine.name,
-            dialect=self._dialect,
-            stream=request.stream,
-            role=plan.role,
-            labels=self.request.labels,
-            request_hash=self.request_hash,
-            delivered=self._listeners > 0 and not self.cancelled,
-            message_shared=plan.message_shared,
-            messages=linking.stored_messages(request, plan),
-            tools_hash=tools,
-            tools=[] if parent is not None and parent.tools_hash == tools else request.tools,
-            response=message,
-            cached_tokens=s.cached_tokens,
-            started_at=started,
-            first_token_at=s.first_token_at,
-            finished_at=time.time(),
-        )
-
     async def _store(self, completion: Completion) -> None:
         self._storing = True
         await self._service.store.end(self.grant, self.id, completion, self.attempt)
@@ -355,29 +267,14 @@ class Generation:
             },
         )
 
-    def _finish(self, c: Completion, s: Sample) -> Finish:
-        usage = Usage(
-            prompt_tokens=c.prompt_length or s.prompt_tokens,
-            sampled_tokens=len(c.sampled_ids) or s.sampled_tokens,
-            cached_tokens=c.cached_tokens,
-            reasoning_tokens=self.served.codec.reasoning_tokens(c.sampled_ids.tolist(), c.response),
-        )
-        matched = c.stop_matched if isinstance(c.stop_matched, str) else None
-        return Finish(reason=c.finish_reason, usage=usage, stop_sequence=matched)  # type: ignore[arg-type]
-
     def _replay(self, node: Node) -> None:
         """Give a finished answer again that its client never got to the end of."""
         self._service.metrics.repeats.labels("replayed").inc()
         log.info("answer replayed", extra={**self._ids(), "of": node.id})
         self.id, self.node = node.id, node
-        prompt, sampled, cached = node.usage
-        self.prompt_tokens = prompt
-        reasoning = self.served.codec.reasoning_tokens(node.sampled.tolist(), node.response)
-        usage = Usage(prompt_tokens=prompt, sampled_tokens=sampled, cached_tokens=cached, reasoning_tokens=reasoning)
-        matched = node.stop_matched if isinstance(node.stop_matched, str) else None
-        finish = Finish(reason=node.finish_reason, usage=usage, stop_sequence=matched)  # type: ignore[arg-type]
+        self.prompt_tokens = node.usage[0]
         self.accepted = True
-        self._publish([*unfold(node.response), finish])
+        self.publish([*unfold(node.response), record.finish_again(node, self.served.codec)])
 
     def _broken(self, sample: Sample) -> CallError:
         if self.attempt.closed:

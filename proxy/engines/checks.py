@@ -1,4 +1,4 @@
-"""What every engine's answer must satisfy before it may be trained on."""
+"""Token ids on their way to an engine, and what its answer must satisfy before it may be trained on."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
+import orjson
 
 from polar.completion import VersionSpan
 
@@ -27,6 +29,11 @@ def decode(raw: bytes, decoder: msgspec.json.Decoder[T], typ: type[T]) -> T | No
         return msgspec.convert(json.loads(raw), typ)
     except (ValueError, RecursionError, msgspec.ValidationError):
         return None
+
+
+def ids_json(ids: np.ndarray) -> msgspec.Raw:
+    """Token ids as a part of a JSON body: many times quicker than by way of Python's integers."""
+    return msgspec.Raw(orjson.dumps(np.ascontiguousarray(ids), option=orjson.OPT_SERIALIZE_NUMPY))
 
 
 def ids_exist(ids: Sequence[int]) -> bool:

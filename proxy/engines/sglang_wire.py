@@ -60,7 +60,7 @@ class SGLangWire:
             params["json_schema"] = msgspec.json.encode(ask.order.schema or {"type": "object"}).decode()
         body = {
             "rid": ask.rid,
-            "input_ids": ask.prompt.tolist(),
+            "input_ids": checks.ids_json(ask.prompt),
             "sampling_params": params,
             "return_logprob": True,
             "stream": True,

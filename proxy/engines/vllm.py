@@ -101,7 +101,7 @@ class VLLMWire:
             params["structured_outputs"] = {"json": ask.order.schema} if ask.order.schema else {"json_object": True}
         body = {
             "request_id": ask.rid,
-            "token_ids": ask.prompt.tolist(),
+            "token_ids": checks.ids_json(ask.prompt),
             "sampling_params": params,
             "stream": True,
             "stream_options": {"include_usage": True},
