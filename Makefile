@@ -4,12 +4,16 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint format lock clean
+.PHONY: demo test harnesses lint format lock clean
 demo: $(STAMP)
 	@$(BIN)/polar demo $(ARGS)
 
 test: $(STAMP)
 	$(BIN)/pytest $(ARGS)
+
+# Cheating agents against the judges, with and without protection; the last line counts what they won.
+hostile: $(STAMP)
+	@$(BIN)/python -m tests.hostile $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -20,6 +24,16 @@ lint: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# Every agent CLI, unmodified, through the real proxy: build/harnesses.json and the table in docs/harnesses.md. Needs npm and
+# its registry once, bubblewrap, and root to see whom the CLIs try to reach.
+HARNESSES ?= $(or $(POLAR_HARNESSES),$(CURDIR)/build/harness-clis)
+harnesses: $(STAMP)
+	$(BIN)/polar images bundle --to $(HARNESSES)
+	@rm -f build/harnesses.json
+	POLAR_HARNESSES=$(HARNESSES) POLAR_HARNESS_REPORT=$(CURDIR)/build/harnesses.json \
+	  $(BIN)/pytest -m harness -rs tests/harnesses $(ARGS); code=$$?; \
+	  $(BIN)/python -m tests.harnesses.table build/harnesses.json docs/harnesses.md && exit $$code
 
 # What is installed and tested here, pinned for everybody.
 lock: $(STAMP)

@@ -11,15 +11,18 @@ import redis.exceptions
 import typer
 from rich.markup import escape
 
+from cli import datasets, images, results, session, tasks, transcript
 from cli import doctor as doctor_command
-from cli import results, session, tasks
 from cli.common import BAD, EXIT_BY_CODE, INTERRUPTED, UNAVAILABLE, err
 from cli.processes import replace_by
 from polar.errors import PolarError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
                   help="Reinforcement learning rollouts inside the agent harness that will use the model.")  # fmt: skip
+app.add_typer(images.app, name="images", help="Agent CLIs as bundles to mount, and as sandbox images.")
+transcript.add_to(results.app)
 app.add_typer(results.app, name="results", help="Look at and pull results.")
+app.add_typer(datasets.app, name="tasks", help="Task files from data sets: SWE-bench, SWE-Gym, SWE-smith, Harbor.")
 app.add_typer(session.app, name="session", help="Capture-only sessions: you run the agent, Polar records it.")
 for command in (tasks.submit, tasks.run, tasks.status, tasks.cancel):
     app.command()(command)

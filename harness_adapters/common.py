@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import TypeVar
 
 from msgspec import structs
@@ -19,20 +20,30 @@ def read_settings(agent: AgentSpec, typ: type[T], harness: str) -> T:
     allowed = [f.encode_name for f in structs.fields(typ)]  # type: ignore[arg-type]
     for key in agent.settings:
         if key not in allowed:
+            close = difflib.get_close_matches(key, allowed, 1)
+            meant = f"; did you mean '{close[0]}'?" if close else ""
             has = f"allowed: {', '.join(allowed)}" if allowed else "it has none"
-            raise InvalidTask(f"agent.settings.{key}: unknown to the '{harness}' harness; {has}")
+            raise InvalidTask(f"agent.settings.{key}: unknown to the '{harness}' harness; {has}{meant}")
     try:
         return convert(agent.settings, typ, "agent.settings")
     except InvalidTask as e:
         raise InvalidTask(e.message.replace("agent.settings: ", "agent.settings.", 1)) from e
 
 
-def refuse_extensions(agent: AgentSpec, harness: str) -> None:
-    """For agents that know neither MCP servers nor skills."""
+def refuse_mcp(agent: AgentSpec, harness: str) -> None:
     if agent.mcp_servers:
         raise UnsupportedSpec(f"agent.mcp_servers: the '{harness}' harness can't use MCP servers")
+
+
+def refuse_skills(agent: AgentSpec, harness: str) -> None:
     if agent.skills_path is not None:
         raise UnsupportedSpec(f"agent.skills_path: the '{harness}' harness can't use skills")
+
+
+def refuse_extensions(agent: AgentSpec, harness: str) -> None:
+    """For agents that know neither MCP servers nor skills."""
+    refuse_mcp(agent, harness)
+    refuse_skills(agent, harness)
 
 
 def openai_env(endpoint: Endpoint) -> dict[str, str]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
 
+from harness_adapters.cli import BUNDLES, MODEL, with_defaults
 from harness_adapters.common import by_exit_code, last_lines, openai_env, read_settings, refuse_extensions
 from polar.errors import InvalidTask
 from polar.launch import Endpoint, File, LaunchPlan, Outcome
@@ -27,18 +28,29 @@ _ENDS = {
     "TimeExceeded": "agent_timeout",
     "RepeatedFormatError": "agent_error",
 }
+_DEFAULTS = {
+    "MSWEA_CONFIGURED": "true",
+    "MSWEA_SILENT_STARTUP": "1",
+    "MSWEA_COST_TRACKING": "ignore_errors",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "TERM": "dumb",
+    "COLUMNS": "200",
+}
 _EXIT = re.compile(r"^Exit:[ \t]*\n(.*)$", re.M)
 # JSON is YAML but for characters that YAML readers refuse, or take for line ends, unless they are escaped.
 _UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 
 class Settings(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
-    """`config` is a configuration file that mini-swe-agent finds; `model_class` e.g. litellm_response."""
+    """`config` is a configuration file that mini-swe-agent finds; `model_class` e.g. litellm_response. It has no window of its
+    own: what doesn't fit the model's ends the run."""
 
     command: Annotated[str, Meta(min_length=1)] = "mini"
     config: Annotated[str, Meta(min_length=1)] = "mini.yaml"
     step_limit: Annotated[int, Meta(ge=0)] = 0
     model_class: str | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    effort: str | None = None
     extra_args: list[str] = field(default_factory=list)
 
 
@@ -54,9 +66,14 @@ class MiniSweAgent:
     def plan(self, agent: AgentSpec, instruction: str, endpoint: Endpoint) -> LaunchPlan:
         self.check(agent)
         settings = read_settings(agent, Settings, self.name)
-        model = {
-            "model_name": f"openai/{endpoint.model}",
-            "model_kwargs": {"timeout": REQUEST_TIMEOUT},
+        kwargs: dict[str, Any] = {"timeout": REQUEST_TIMEOUT}
+        if settings.max_output_tokens:
+            kwargs["max_tokens"] = settings.max_output_tokens
+        if settings.effort:
+            kwargs["reasoning_effort"] = settings.effort
+        model: dict[str, Any] = {
+            "model_name": f"openai/{MODEL}",
+            "model_kwargs": kwargs,
             "cost_tracking": "ignore_errors",
         }
         if settings.model_class:
@@ -70,16 +87,8 @@ class MiniSweAgent:
         extra = shlex.join(settings.extra_args)
         return LaunchPlan(
             # The shell is there for HOME, which the adapter doesn't know.
-            argv=f'exec {words} -c "$HOME/{CONFIG}" -o "$HOME/{TRAJECTORY}" {extra}'.rstrip(),
-            env={
-                **openai_env(endpoint),
-                "MSWEA_CONFIGURED": "true",
-                "MSWEA_SILENT_STARTUP": "1",
-                "MSWEA_COST_TRACKING": "ignore_errors",
-                "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-                "TERM": "dumb",
-                "COLUMNS": "200",
-            },
+            argv=f'PATH="{BUNDLES}/{self.name}/bin:$PATH"; exec {words} -c "$HOME/{CONFIG}" -o "$HOME/{TRAJECTORY}" {extra}'.rstrip(),
+            env=with_defaults(_DEFAULTS, agent, openai_env(endpoint)),
             files=[File(path=f"~/{CONFIG}", content=_yaml(config))],
             version_argv=[settings.command, "--help"],
             artifacts=[f"~/{TRAJECTORY}"],

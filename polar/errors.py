@@ -67,8 +67,8 @@ class InfraError(PolarError):
 
 class EvaluatorError(PolarError):
     """The evaluator could not judge. Codes: `evaluator_error`, `evaluation_timeout`, `tests_crashed`, `no_report`,
-    `test_patch_failed`, `wrong_base`, `judge_unavailable`, `bad_judgement`, `evaluator_bug` (an exception of its own). What
-    goes wrong with its sandbox keeps the codes of InfraError: `image_missing`, `prepare_failed`, `apply_failed` …"""
+    `test_patch_failed`, `wrong_base`, `judge_unavailable`, `bad_judgement`, `state_too_large`, `evaluator_bug` (an exception
+    of its own). What goes wrong with its sandbox keeps the codes of InfraError: `image_missing`, `prepare_failed` …"""
 
     code = "evaluator_error"
     retryable = True

@@ -145,10 +145,12 @@ def _once(
         if ref.labels.get(LABEL_NODE) == ctx.node:
             made.append(ctx.runtime(ref.backend).attach(ref))
 
+    def another() -> Sandbox:
+        made.append(fresh_sandbox(ctx, s, task, max(1.0, deadline - time.monotonic())))
+        return made[-1]
+
     def sandbox() -> Sandbox:
-        if not made:
-            made.append(fresh_sandbox(ctx, s, task, max(1.0, deadline - time.monotonic())))
-        return made[0]
+        return made[0] if made else another()
 
     try:
         return evaluator.evaluate(
@@ -161,6 +163,7 @@ def _once(
                 artifacts=restore(ctx.objects, report.collected, folder),
                 changes=_changes(ctx, report, folder),
                 sandbox=sandbox,
+                another=another,
                 remaining=lambda: deadline - time.monotonic(),
                 logs=logs,
             )
@@ -184,5 +187,5 @@ def _changes(ctx: Context, report: RunReport, folder: Path) -> Changes | None:
 def _error(e: Exception) -> ErrorInfo:
     if isinstance(e, PolarError):
         return ErrorInfo(code=e.code, message=e.message, stage="postrun", retryable=e.retryable)
-    bug = EvaluatorError(f"{type(e).__name__}: {e}")
+    bug = EvaluatorError(f"{type(e).__name__}: {e}", code="evaluator_bug")
     return ErrorInfo(code=bug.code, message=bug.message, stage="postrun", retryable=True)

@@ -166,11 +166,13 @@ def _judge_end(ctx: Context, s: Session, adapter: HarnessAdapter, result: ExecRe
             raise InfraError(message, code="engine_unavailable", stage="run")
         if "context_overflow" in notes:
             report.termination, report.message = "context_overflow", notes["context_overflow"]
-    if not usage.turns and getattr(adapter, "requires_completions", True) and report.termination != "agent_timeout":
+    if not usage.turns and getattr(adapter, "requires_completions", True):
+        missing = result.exit_code in (126, 127)  # the shell's words for a program that isn't there, or can't be run
         raise InfraError(
             f"the agent ended without a model call (exit code {result.exit_code}): {_tail(result)}",
-            code="no_completions",
+            code="harness_missing" if missing else "no_completions",
             stage="run",
+            retryable=not missing,
         )
     return report
 

@@ -135,13 +135,15 @@ def test_mini_config_is_yaml_that_says_the_same(instruction):
     config = yaml.safe_load(file.content)
     assert config["run"]["task"] == instruction
     assert config["agent"] == {"mode": "yolo", "confirm_exit": False, "cost_limit": 0, "step_limit": 7}
-    assert config["model"]["model_name"] == "openai/policy" and config["model"]["model_class"] == "litellm_response"
+    assert (
+        config["model"]["model_name"] == "openai/polar-model" and config["model"]["model_class"] == "litellm_response"
+    )
 
 
 def test_mini_plan():
     plan = MiniSweAgent().plan(mini(command="/opt/my venv/mini", extra_args=["--x", "a b"]), "secret task", ENDPOINT)
     assert isinstance(plan.argv, str)
-    words = shlex.split(plan.argv)
+    words = shlex.split(plan.argv.partition("; ")[2])
     assert words[:2] == ["exec", "/opt/my venv/mini"] and words[-2:] == ["--x", "a b"]
     assert "secret task" not in plan.argv and "sk-polar-x" not in plan.argv
     assert plan.env["OPENAI_BASE_URL"] == f"{ENDPOINT.base_url}/v1" and plan.env["OPENAI_API_KEY"] == "sk-polar-x"

@@ -1,5 +1,5 @@
-"""Runs of the real mini-swe-agent against a scripted model: the one whose `mini` is at POLAR_MINI_SWE, on the host, and
-the one in the image that compose/images/Dockerfile.sandbox makes, if that is there."""
+"""Runs of the real mini-swe-agent against a scripted model: the bundled one (POLAR_HARNESSES), on the host, and the one in
+the image that `polar images build mini_swe_agent` makes, if that is there."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from runtimes import bwrap
 from runtimes.docker import DockerRuntime
 from runtimes.local import LocalRuntime
 
-MINI = os.environ.get("POLAR_MINI_SWE", "")
-IMAGE = os.environ.get("POLAR_MINI_IMAGE", "polar-sandbox:mini")
+BUNDLE = Path(os.environ.get("POLAR_HARNESSES", "")) / "mini_swe_agent"
+MINI = str(BUNDLE / "bin/mini") if (BUNDLE / "bundle.json").is_file() else ""
+IMAGE = "polar-sandbox:mini_swe_agent"
 pytestmark = pytest.mark.harness
 DONE = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
@@ -88,12 +89,11 @@ def box(request, tmp_path, model):
         if not (found := runtime.available())[0]:
             pytest.skip(f"no Docker engine: {found[1]}")
     elif not MINI:
-        pytest.skip("POLAR_MINI_SWE (path of mini-swe-agent's `mini`) is not set")
+        pytest.skip("POLAR_HARNESSES has no bundle of mini_swe_agent")
     elif kind == "bwrap":
         if isinstance(missing := bwrap.find(), str):
             pytest.skip(f"no working bubblewrap: {missing}")
-        home = str(Path(MINI).parent.parent)
-        spec.volumes = [Volume(source=home, target=home)]
+        spec.volumes = [Volume(source=str(BUNDLE), target="/polar/mini")]
     try:
         made = runtime.create(
             spec, labels={}, proxy=ProxyEndpoint(url=f"http://127.0.0.1:{model.server_port}"), timeout=30
@@ -107,9 +107,9 @@ def box(request, tmp_path, model):
 
 
 def launch(box, instruction: str, **settings):
-    agent = AgentSpec(
-        harness="mini_swe_agent", settings={"command": "mini" if box.ref.backend == "docker" else MINI, **settings}
-    )
+    boxed = box.ref.state.get("isolation") == "bwrap"
+    command = "mini" if box.ref.backend == "docker" else "/polar/mini/bin/mini" if boxed else MINI
+    agent = AgentSpec(harness="mini_swe_agent", settings={"command": command, **settings})
     adapter = load_adapter(agent)
     endpoint = Endpoint(base_url=f"{box.ref.proxy_url}/s/cap", api_key="cap", model="policy")
     plan = adapter.plan(agent, instruction, endpoint)
@@ -125,7 +125,7 @@ def test_it_works_and_submits(box, model, tmp_path):
     assert outcome.termination == "finished", result.output
     assert box.exec("cat made.txt", timeout=10).output == b"made by mini\n"
     assert [(path, key, r["model"]) for path, key, r in model.seen] == [
-        ("/s/cap/v1/chat/completions", "Bearer cap", "policy")
+        ("/s/cap/v1/chat/completions", "Bearer cap", "polar-model")
     ] * 2
     assert instruction in model.seen[0][2]["messages"][1]["content"]
     assert "stream" not in model.seen[0][2] and "temperature" not in model.seen[0][2]

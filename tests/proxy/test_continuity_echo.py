@@ -59,6 +59,18 @@ QUIRKS = [
         "",
     ),
     (
+        "Claude Code filled in a default",
+        lambda t: with_call(t, arguments=json.dumps({**arguments(t), "replace_all": False})),
+        "continued",
+        "",
+    ),
+    (
+        "a value added that changes the call",
+        lambda t: with_call(t, arguments=json.dumps({**arguments(t), "replace_all": True})),
+        "rewritten",
+        "edited",
+    ),
+    (
         "opencode couldn't run it",
         lambda t: with_call(t, name="invalid", arguments='{"tool": "run", "error": "no such tool"}'),
         "continued",

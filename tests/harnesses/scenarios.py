@@ -1,0 +1,133 @@
+"""What each CLI is run through: the script of the policy, and what must be true of the session that comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.harnesses.clis import Cli
+from tests.harnesses.policy import Call, Script, Turn
+
+UNICODE = "Grüße, 世界 🎉 — naïve café"
+FILE = "notes.txt"
+PART = "part.txt"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`files` are the sandbox files that must come out, with their text. `append_only`: its history is never rewritten."""
+
+    name: str
+    script: Callable[[Cli, str], Script]
+    instruction: str
+    termination: str = "finished"
+    append_only: bool = True
+    files: dict[str, str] = field(default_factory=dict)
+    task: Callable[[Cli], dict[str, Any]] = lambda cli: {}
+    needs: Callable[[Cli], bool] = lambda cli: True
+    min_chains: int = 1
+    min_turns: int = 1
+
+
+def _final(cli: Cli, text: str) -> Turn:
+    return Turn(text=text, calls=(cli.ends_by,) if cli.ends_by else ())
+
+
+def _multi(cli: Cli, key: str) -> Script:
+    sh = cli.shell
+    turns = [
+        Turn("First a file.", (sh(f"printf '%s\\n' '{UNICODE}' 'colour: red' > {FILE}"),), reasoning="What is to do?\nA file, an edit."),
+        Turn("Two looks at once.", (sh(f"cat {FILE}"), sh(f"wc -c {FILE}"))),
+        Turn("", (sh("cat no-such-file; exit 3"),), reasoning="This will fail: “naïve”."),
+        *([Turn("Read before the edit.", (cli.read(FILE),))] if cli.read else []),
+        Turn("Now the edit.", (cli.edit(FILE, "colour: red", "colour: blue"),)),
+        Turn(f"Is it right? {UNICODE}", (sh(f"cat {FILE}; echo 'quoted \"x\" \\n é'"),), reasoning="Reading it again."),
+        Turn("Once more.", (sh("pwd"), sh("echo one"), sh("echo two"))),
+        _final(cli, f"Done. {UNICODE}"),
+    ]  # fmt: skip
+    return Script(turns)
+
+
+def _subagent(cli: Cli, key: str) -> Script:
+    assert cli.subagent is not None
+    task = f"Do the part [[{key}/part]]: write the file {PART} with a command."
+    turns = [
+        Turn("A look around.", (cli.shell("ls -a"),)),
+        Turn("Somebody else does the part.", tuple(cli.subagent(task))),
+        Turn("Waiting for it.", (cli.shell(f"n=0; until [ -s {PART} ] || [ $n -gt 100 ]; do sleep 0.1; n=$((n+1)); done; cat {PART}"),)),
+        Turn("A last look.", (cli.shell("echo checked"),)),
+        _final(cli, "All parts are done."),
+    ]  # fmt: skip
+    part = [
+        Turn("The part.", (cli.shell(f"echo the part > {PART}"),), reasoning="Only the part."),
+        Turn("A look at it.", (cli.shell(f"cat {PART}"),)),
+        Turn("The part is done."),
+    ]
+    return Script(turns, {"part": part})
+
+
+def _compaction(cli: Cli, key: str) -> Script:
+    def much(n: int) -> Call:
+        return cli.shell(f"for i in $(seq 1 150); do echo line $i of page {n}: what is written there; done")
+
+    turns = [Turn(f"Page {n}.", (much(n),)) for n in range(1, 13)]
+    return Script([*turns, Turn("The file.", (cli.shell(f"echo read > {FILE}"),)), _final(cli, "All pages are read.")])
+
+
+def _timeout(cli: Cli, key: str) -> Script:
+    turns = [
+        Turn("A file.", (cli.shell(f"echo begun > {FILE}"),)),
+        Turn("This thought never comes to its end, however long one waits for it. " * 4, hold=True),
+    ]
+    return Script(turns)
+
+
+def _outage(cli: Cli, key: str) -> Script:
+    turns = [
+        Turn("A file.", (cli.shell(f"echo begun > {FILE}"),)),
+        Turn("The engine goes away in the middle of this.", (cli.shell(f"echo and on >> {FILE}"),), outage=20.0),
+        Turn("A look.", (cli.shell(f"cat {FILE}"),)),
+        _final(cli, "Done after all."),
+    ]
+    return Script(turns)
+
+
+SCENARIOS = [
+    Scenario(
+        "multi_turn",
+        _multi,
+        f"Work on the notes [[run:KEY]]. Say hello: {UNICODE}\nTwo lines, 'quotes' and \"more\" of $them.",
+        files={FILE: f"{UNICODE}\ncolour: blue\n"},
+        min_turns=7,
+    ),
+    Scenario(
+        "subagent",
+        _subagent,
+        "Do it in parts [[run:KEY]].",
+        files={PART: "the part\n"},
+        needs=lambda cli: cli.subagent is not None,
+        min_chains=2,
+        min_turns=7,
+    ),
+    Scenario(
+        "compaction",
+        _compaction,
+        "Read all pages [[run:KEY]].",
+        append_only=False,
+        files={FILE: "read\n"},
+        needs=lambda cli: cli.compacts,
+        min_chains=2,
+        min_turns=14,
+    ),
+    Scenario(
+        "timeout",
+        _timeout,
+        "Think long [[run:KEY]].",
+        termination="agent_timeout",
+        files={FILE: "begun\n"},
+        task=lambda cli: {"agent_timeout_seconds": cli.budget},
+        min_turns=2,
+    ),
+    Scenario("outage", _outage, "Go on whatever happens [[run:KEY]].", files={FILE: "begun\nand on\n"}, min_turns=4),
+]
