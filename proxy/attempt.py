@@ -155,8 +155,9 @@ class Attempt:
         if ids is None:
             ids = np.concatenate([self.prompt(node), node.sampled])
             self._full[node.id] = ids
+            self.tokens += len(ids)
             if len(self._full) > _CACHED:
-                self._full.popitem(last=False)
+                self.tokens -= len(self._full.popitem(last=False)[1])
         self._full.move_to_end(node.id)
         return ids
 

@@ -16,13 +16,20 @@ VALUES = 4_000_000  # in one body, at most: each becomes an object of some 60 by
 READ_SECONDS = 120.0
 
 
-async def read(request: web.BaseRequest) -> dict[str, Any]:
-    """The body as an object. Raises CallError (too_large, bad_request)."""
+async def receive(request: web.BaseRequest) -> bytes:
+    """The whole body, decompressed. Raises CallError (too_large, bad_request)."""
     if (request.content_length or 0) > LIMIT:
         raise _too_large()
+    if (
+        request.headers.get("Expect", "").lower() == "100-continue"
+    ):  # curl holds back a long body for a second otherwise
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0
     try:
         async with asyncio.timeout(READ_SECONDS):
             raw = await request.read()
+            request._read_bytes = b""  # it would be kept as long as the answer takes
+            return raw
     except web.HTTPRequestEntityTooLarge as e:
         raise _too_large() from e
     except TimeoutError as e:
@@ -31,6 +38,10 @@ async def read(request: web.BaseRequest) -> dict[str, Any]:
         raise
     except Exception as e:  # a broken chunk or a broken compression
         raise bad("the request body can't be read") from e
+
+
+def decode(raw: bytes) -> dict[str, Any]:
+    """The body as an object. Raises CallError (too_large, bad_request)."""
     if len(raw) > VALUES and raw.count(b",") + raw.count(b"[") + raw.count(b"{") > VALUES:
         raise CallError("too_large", "the body has too many values", code="request_too_large")
     try:

@@ -139,9 +139,13 @@ class Codec:
         new: list[Message],
         tools: list[Any],
     ) -> tuple[np.ndarray | None, str]:
-        new = self._prepare(new, late=True)
+        try:
+            new = self._prepare(new, late=True)
+            if self.bridge is not None:
+                (response,) = self.guard.messages([response])
+        except RecursionError:  # calls nested too deeply to look for markers in them
+            return None, "the turn is nested too deeply"
         if self.bridge is not None:
-            (response,) = self.guard.messages([response])
             return self.bridge.extend(renderer, prompt, sampled, response, new)
         if self.unbridged:
             return None, f"the template has no bridge: {self.unbridged}"

@@ -12,8 +12,8 @@ from collections.abc import Awaitable
 
 from aiohttp import web
 
-from proxy.dialects.base import Answer, Dialect
-from proxy.failures import CallError
+from proxy.dialects.base import Answer, Dialect, Encoder, Parting
+from proxy.failures import CallError, unavailable
 from proxy.generation import Generation
 from proxy.metrics import Metrics
 from proxy.neutral import Finish, Request
@@ -81,9 +81,9 @@ class Delivery:
 
     async def _stream(self, heartbeat: float) -> web.StreamResponse:
         g = self._generation
-        begun = time.monotonic()
-        while not (g.done or g.accepted or g.events or time.monotonic() - begun > HEADERS_WITHIN):
-            await g.change(0, HEADERS_WITHIN)
+        due = time.monotonic() + HEADERS_WITHIN
+        while not (g.done or g.accepted or g.events) and (left := due - time.monotonic()) > 0:
+            await g.change(0, left)
         if g.error is not None:
             return self._refuse(g.error)
         encoder = self._dialect.encoder(self._answer())
@@ -97,22 +97,25 @@ class Delivery:
         response._send_headers_immediately = not data  # else they go out with it, in one packet
         await response.prepare(self._http)
         await self._write(response.write(data))
+        due = time.monotonic() + heartbeat
         while True:
-            moved = await g.change(seen, heartbeat)
+            # What is rewritten is ready when it is done.
+            await g.change(len(g.events) if g.rewritten else seen, max(0.0, due - time.monotonic()))
             if g.rewritten and seen:
-                return await self._break_off(response)
+                return await self._break_off(response, encoder)
             new = [] if g.rewritten and not g.done else g.events[seen:]
-            if new:
-                seen += len(new)
-                data = b"".join(encoder.event(e) for e in new)
-                if isinstance(new[-1], Finish):
-                    break
-                await self._write(response.write(data))
-            elif g.done:
-                return await self._break_off(response)
-            elif not moved or g.rewritten:
-                await self._write(response.write(encoder.heartbeat()))
+            if not new and g.done:
+                return await self._break_off(response, encoder)
+            seen += len(new)
+            data = b"".join(encoder.event(e) for e in new)
+            if new and isinstance(new[-1], Finish):
+                break
+            if not data and time.monotonic() >= due:  # some events are nothing to the client
+                data = encoder.heartbeat()
                 self._metrics.heartbeats.inc()
+            if data:
+                await self._write(response.write(data))
+                due = time.monotonic() + heartbeat
         await self._write(response.write_eof(data))
         self._delivered()
         return response
@@ -137,11 +140,12 @@ class Delivery:
         status, body = self._dialect.error(error)
         return json_response(status, body, error)
 
-    async def _break_off(self, response: web.StreamResponse) -> web.StreamResponse:
+    async def _break_off(self, response: web.StreamResponse, encoder: Encoder) -> web.StreamResponse:
         """Break off so that no client can take it for an end: most accept a clean one as the whole answer."""
         self._metrics.resets.inc()
         if self._dialect.broken == "end":
-            await response.write_eof()
+            _, error = self._dialect.error(self._generation.error or unavailable("the answer broke off", "broken_off"))
+            await self._write(response.write_eof(encoder.broken(error) if isinstance(encoder, Parting) else b""))
             return response
         transport = self._http.transport
         if transport is not None:

@@ -30,7 +30,6 @@ log = logging.getLogger("polar.proxy")
 
 # A retry waits for the end of what it retries: then it is known whether it repeats, replays or continues.
 _WAIT_FOR_ABORTED = 5.0
-_CHARS_PER_TOKEN = 32  # more than any text has on average
 
 
 class Generation(Broadcast):
@@ -107,6 +106,9 @@ class Generation(Broadcast):
     async def _go(self) -> bool:
         """Plan, begin, sample. False: another proxy has stored something that the plan should have known."""
         store, request, attempt, served = self._service.store, self.request, self.attempt, self.served
+        if least := served.hopeless(request.messages):
+            await store.check_open(self.grant)
+            raise overflow(least, served.row.context_length)
         digests = attempt.read(request.messages)
         tools = linking.tools_hash(request)
         found = linking.match(attempt, request, digests, self.request_hash, tools, served.key)
@@ -115,7 +117,6 @@ class Generation(Broadcast):
             await store.check_open(self.grant)
             self._replay(latest)
             return True
-        self._refuse_hopeless()
         if served.engine.renders:
             plan = await remote_prompt.plan(attempt, served.codec, request, digests, found)
         else:
@@ -148,12 +149,6 @@ class Generation(Broadcast):
         )
         await self._sample(plan, found, index, tools, room)
         return True
-
-    def _refuse_hopeless(self) -> None:
-        """Text that can't fit is not worth tokenising: it would only keep the others waiting."""
-        size = sum(len(m["content"]) for m in self.request.messages)
-        if size > self.served.row.context_length * _CHARS_PER_TOKEN:
-            raise overflow(size // _CHARS_PER_TOKEN, self.served.row.context_length)
 
     async def _sample(self, plan: Plan, found: Match, index: int, tools: str, room: int) -> None:
         """Sample, store, publish. Raises CallError if there is no whole answer."""
@@ -247,7 +242,13 @@ class Generation(Broadcast):
 
     async def _store(self, completion: Completion) -> None:
         self._storing = True
-        await self._service.store.end(self.grant, self.id, completion, self.attempt)
+        try:
+            await self._service.store.end(self.grant, self.id, completion, self.attempt)
+        except CallError:
+            raise  # it is still tried
+        except Exception:
+            self._storing = False  # nor will it ever be: nobody should wait for it
+            raise
         self.node = self.attempt.add(completion)
         self.attempt.failed.discard(self.request_hash)
         if self.node is not None:

@@ -11,11 +11,12 @@ from aiohttp import web
 
 from polar.errors import PolarError
 from polar.store.capture import Grant
-from proxy import body, provenance
+from proxy import body
 from proxy.delivery import Delivery, json_response
 from proxy.dialects import DIALECTS, FALLBACK
 from proxy.dialects.base import Call, Dialect, Route
 from proxy.failures import CallError, unknown_capability
+from proxy.reading import Reading
 from proxy.service import Service
 
 log = logging.getLogger("polar.proxy")
@@ -31,6 +32,10 @@ class Front:
     def __init__(self, service: Service, heartbeat: float = HEARTBEAT):
         self._service = service
         self._heartbeat = heartbeat
+        self._reading = Reading()
+
+    def close(self) -> None:
+        self._reading.close()
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         """Every request. Whatever goes wrong is answered in the dialect's envelope."""
@@ -42,15 +47,16 @@ class Front:
         except CallError as e:
             error = e
         except PolarError as e:
-            log.error("call failed", extra={"code": e.code, "why": e.message[:300]})
+            log.error("call failed", extra={"code": e.code})  # its message may quote what it failed on
             error = CallError("internal", e.message, code=e.code)
         except ConnectionError:
             raise
         except Exception:
             log.exception("call failed")
             error = CallError("internal", "the proxy failed to serve this call")
+        dialect = getattr(error, "dialect", dialect)
         self._service.metrics.calls.labels(dialect.name, str(error.status)).inc()
-        status, text = getattr(error, "dialect", dialect).error(error)
+        status, text = dialect.error(error)
         return json_response(status, text, error)
 
     async def _act(
@@ -75,11 +81,11 @@ class Front:
         headers = {k.lower(): v for k, v in http.headers.items()}
         call = Call(params=params, query=dict(http.query), headers=headers)
         async with self._service.gate.body(grant.attempt_id, http.content_length):
-            sent = await body.read(http)
-        begun = time.monotonic()
+            raw = await body.receive(http)
+            begun = time.monotonic()
+            request = await self._reading.request(raw, dialect, call)
+            del raw
         metrics.body.observe(http.content.total_bytes)
-        request = dialect.parse(sent, call)
-        provenance.mark(request, headers, sent)
         if route.action == "count":
             return json_response(200, dialect.counted(await self._service.count(grant, request)))
         generation = await self._service.generate(grant, request, dialect.name)
@@ -115,11 +121,20 @@ def _route(http: web.BaseRequest, path: str) -> tuple[Dialect, Route, dict[str, 
                 continue
             if route.method == method:
                 return dialect, route, m.groupdict()
-            other = dialect
+            other = other or dialect
     if other is not None:
         raise _with(other, CallError("method_not_allowed", f"{method} is not allowed here", code="method_not_allowed"))
     # The path is the caller's own; still it isn't echoed, for it may hold what it shouldn't.
-    raise CallError("not_found", "unknown path", code="unknown_path")
+    raise _with(_spoken(http, path), CallError("not_found", "unknown path", code="unknown_path"))
+
+
+def _spoken(http: web.BaseRequest, path: str) -> Dialect:
+    """The dialect of a caller whose path nobody serves."""
+    for dialect in DIALECTS:
+        marks = {m for r in dialect.routes for m in r.marks}
+        if dialect.own.match(path) or any(m in http.headers or m in http.query for m in marks):
+            return dialect
+    return FALLBACK
 
 
 def _with(dialect: Dialect, error: CallError) -> CallError:

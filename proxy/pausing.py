@@ -138,7 +138,6 @@ class Pauses:
         begun = [n for n in names if n not in self._pauses]
         for name in names:
             pause = self._pauses.setdefault(name, _Pause(request.mode))
-            pause.mode = request.mode
             if name in begun:
                 pause.draining = request.mode == "wait"
                 self._lease(name, pause, request.timeout_seconds + request.lease_seconds)
@@ -147,6 +146,9 @@ class Pauses:
             try:
                 async with asyncio.timeout(request.timeout_seconds):
                     await self._drained(names)
+                for name, pause in mine.items():
+                    if self._pauses.get(name) is not pause:
+                        raise Conflict(f"the pause of '{name}' was ended while it drained")
             except BaseException as e:
                 for name in begun:
                     if self._pauses.get(name) is mine[name]:
@@ -156,9 +158,7 @@ class Pauses:
                     raise DrainTimeout(f"{left} generations were still in flight; nothing is paused by this") from e
                 raise
         for name, pause in mine.items():
-            if self._pauses.get(name) is not pause:
-                raise Conflict(f"the pause of '{name}' was ended while it drained")
-            pause.draining = False
+            pause.mode, pause.draining = request.mode, False
             self._lease(name, pause, request.lease_seconds)
         log.info("paused", extra={"models": names, "mode": request.mode, "lease": request.lease_seconds})
         return self.state()

@@ -52,7 +52,8 @@ def completion(m: Made, s: Sample, message: Message, delivered: bool) -> Complet
         versions=s.versions,
         untrainable=s.untrainable,
         finish_reason=_reason(s, message),
-        stop_matched=s.stop_matched,
+        # What an engine says beside the tokens must not cost them: these can't be stored as they are.
+        stop_matched=None if isinstance(s.stop_matched, int) and abs(s.stop_matched) >= 1 << 31 else s.stop_matched,
         sampling=m.sampling,
         requested_sampling=request.wishes,
         model=m.served.key,
@@ -68,7 +69,7 @@ def completion(m: Made, s: Sample, message: Message, delivered: bool) -> Complet
         tools_hash=m.tools_hash,
         tools=[] if parent is not None and parent.tools_hash == m.tools_hash else request.tools,
         response=message,
-        cached_tokens=s.cached_tokens,
+        cached_tokens=max(0, min(s.cached_tokens, len(plan.prompt) or s.prompt_tokens, (1 << 31) - 1)),
         started_at=m.started,
         first_token_at=s.first_token_at,
         finished_at=time.time(),

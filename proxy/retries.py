@@ -34,11 +34,12 @@ async def wants_again(store: Store, attempt: Attempt, request: Request, request_
 
 
 async def settle(store: Store, attempt: Attempt, request_hash: str, plan: Plan) -> None:
-    """Before a sample is stored: it is a sibling if another proxy answered the same request in the meantime (its client
-    was sent to this one for the retry)."""
-    if store.alone or plan.link == "sibling":
+    """Before a sample is stored: it is a sibling if the same request was answered in the meantime, by another proxy (its
+    client was sent to this one for the retry) or by a generation that took long to abort."""
+    if plan.link == "sibling":
         return
-    with contextlib.suppress(CallError):  # what was sampled is stored in any case
-        await store.sync(attempt)
+    if not store.alone:
+        with contextlib.suppress(CallError):  # what was sampled is stored in any case
+            await store.sync(attempt)
     if attempt.by_request.get(request_hash):
-        plan.link, plan.reason = "sibling", "the same request was answered on another proxy"
+        plan.link, plan.reason = "sibling", "the same request was answered in the meantime"

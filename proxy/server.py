@@ -70,6 +70,7 @@ class Server:
         await self.service.stop()
         for runner in self._runners:
             await runner.cleanup()
+        self._front.close()
         if self._where[2]:
             Path(self._where[2]).unlink(missing_ok=True)
 

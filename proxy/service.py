@@ -76,6 +76,8 @@ class Service:
             for t in left:
                 t.cancel()
             _, left = await asyncio.wait(left, timeout=0.2)
+        # Another proxy that has this one's calls now needn't ask for what it delivered.
+        await self._quietly(lambda: self._redis.hdel(self._capture.keys.proxies, self.id))
         await self.table.close()
         await self._redis.aclose()
 
@@ -94,6 +96,7 @@ class Service:
         if attempt.closed:
             raise gone()
         same = request_hash(dialect, request)
+        request.identity = b""  # as long as the body
         flying = attempt.generations.get(same)
         if flying is not None and not flying.cancelled:
             flying.listen()
@@ -119,9 +122,11 @@ class Service:
         return generation
 
     async def count(self, grant: Grant, request: Request) -> int:
-        """Tokens of the request's prompt, rendered in full."""
+        """Tokens of the request's prompt, rendered in full; of one that is much too long, how many it has at least."""
         await self.store.check_open(grant)
         served = self.table.pick(request.model, grant.model)
+        if least := served.hopeless(request.messages):
+            return least
         ids: np.ndarray = await served.codec.render(request.messages, request.tools)
         return len(ids)
 
@@ -130,6 +135,7 @@ class Service:
         self.metrics.generating.set(len(self._running))
 
     def revoke(self, attempt_id: str) -> None:
+        self.table.forget(attempt_id)
         attempt = self.attempts.peek(attempt_id)
         if attempt is None:
             return
@@ -156,14 +162,14 @@ class Service:
                 after, ended = await self._capture.revocations(after)
                 for attempt_id in ended:
                     self.revoke(attempt_id)
-            except ERRORS as e:
+            except Exception as e:  # if this loop ended, ended sessions would go on
                 log.warning("revocations interrupted", extra={"why": type(e).__name__})
                 await asyncio.sleep(0.5)
 
-    async def _quietly(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def _quietly(self, work: Callable[[], Awaitable[Any]]) -> None:
         try:
             await work()
-        except ERRORS as e:
+        except Exception as e:  # a proxy whose heart stops is taken for dead
             log.warning("store not reachable", extra={"why": type(e).__name__})
 
 

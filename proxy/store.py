@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import logging
 import time
@@ -21,6 +20,7 @@ log = logging.getLogger("polar.proxy")
 
 ERRORS = (redis.exceptions.RedisError, OSError, TimeoutError)
 STORE_WINDOW = 60.0  # how long a finished completion may wait for Redis before its client is told
+MOMENT = 1.0  # how long a client waits for what doesn't change its answer
 _GRANTS = 8192
 
 _LIMITS = {
@@ -82,6 +82,7 @@ class Store:
         """Register a generation and count a turn. Raises CallError. Returns its index, and whether others had stored
         something that the attempt now has, so that it should be planned again; the index is -1 if the budget is used up
         and what was taken in may be the answer: else begin again."""
+        known = attempt.seen.count
         try:
             status, index, news = await self._capture.begin(grant, completion_id, attempt.seen)
         except BaseException as e:
@@ -92,8 +93,9 @@ class Store:
             raise
         for completion in news:
             attempt.add(completion)
-        if status == "ok" or (status in _LIMITS and news):
-            return index, bool(news)
+        moved = attempt.seen.count > known  # another call may have taken the same news in
+        if status == "ok" or (status in _LIMITS and moved):
+            return index, moved
         if status in _LIMITS:
             raise CallError("limit", _LIMITS[status], code=status)
         raise gone()
@@ -109,7 +111,7 @@ class Store:
     async def abandon(self, grant: Grant, completion_id: str) -> None:
         """Nothing was sampled: no turn is charged. Doesn't wait longer than a moment; a stored one is left as it is."""
         task = self._later(self._end(grant, completion_id, None, 600.0))
-        await asyncio.wait({task}, timeout=1.0)
+        await asyncio.wait({task}, timeout=MOMENT)
 
     async def note(self, grant: Grant, error: CallError) -> None:
         """Remember a call that was not answered, if it says something about how the session will end."""
@@ -119,8 +121,8 @@ class Store:
         elif error.kind == "context_overflow":
             what = "context_overflow"
         if what:
-            with contextlib.suppress(*ERRORS):
-                await self._capture.note(grant, what, f"{error.code}: {error.message}")
+            task = self._later(self._note(grant, what, f"{error.code}: {error.message}"))
+            await asyncio.wait({task}, timeout=MOMENT)
 
     @property
     def alone(self) -> bool:
@@ -151,6 +153,12 @@ class Store:
         if self._cleanups:
             await asyncio.wait(set(self._cleanups), timeout=timeout)
 
+    async def _note(self, grant: Grant, what: Note, message: str) -> None:
+        try:
+            await self._capture.note(grant, what, message)
+        except Exception as e:  # it helps to explain an end, no more
+            log.warning("note lost", extra={"session": grant.session_id, "why": type(e).__name__})
+
     async def _end(
         self,
         grant: Grant,
@@ -163,6 +171,8 @@ class Store:
         while True:
             try:
                 await self._capture.end(grant, completion_id, completion, attempt.seen if attempt is not None else None)
+                if attempt is not None and completion is not None:
+                    attempt.add(completion)  # what is in `seen` must be known: nobody asks for it again
                 return True
             except ERRORS as e:
                 if time.monotonic() > deadline:

@@ -16,7 +16,10 @@ from proxy.engines.openai import OpenAI
 from proxy.engines.pool import Pool
 from proxy.engines.sglang import SGLang
 from proxy.engines.vllm import VLLM
+from proxy.neutral import Message
 from proxy.vocabulary import size
+
+_CHARS_PER_TOKEN = 32  # more than any text has on average
 
 
 class Served(Struct, frozen=True, kw_only=True):
@@ -25,6 +28,12 @@ class Served(Struct, frozen=True, kw_only=True):
     codec: Codec
     engine: Pool
     vocabulary: int  # ids from here on don't exist
+
+    def hopeless(self, messages: list[Message]) -> int:
+        """How many tokens messages have at least, if that is more than ever fit; else 0. Such are not worth reading, nor
+        tokenising: it would only keep the others waiting."""
+        least = max(len(messages), sum(len(m["content"]) for m in messages) // _CHARS_PER_TOKEN)
+        return least if least > self.row.context_length else 0
 
 
 class Table:
@@ -57,6 +66,11 @@ class Table:
     def engines(self) -> dict[str, Any]:
         """How the servers of each row fare."""
         return {name: served.engine.state() for name, served in self._rows.items()}
+
+    def forget(self, session: str) -> None:
+        """It has ended."""
+        for served in self._rows.values():
+            served.engine.forget(session)
 
     def pick(self, wanted: str, own: str) -> Served:
         if wanted in self._rows:

@@ -23,6 +23,7 @@ Note = Literal["infra", "context_overflow"]
 
 # What is left of an attempt in Redis is forgotten after this, should nobody clean it up (seconds).
 RETENTION = 7 * 86400
+_FORGET_PROXY = 3600  # seconds of silence; drain() gives up on one long before
 
 
 class Grant(Struct, kw_only=True, frozen=True, omit_defaults=True):
@@ -209,6 +210,8 @@ class AsyncCapture:
         await self.redis.hset(self.keys.proxies, self.proxy_id, now)
         beats = await self.redis.hgetall(self.keys.proxies)
         self.alone = not any(p.decode() != self.proxy_id and now - float(t) < 10 for p, t in beats.items())
+        if dead := [p for p, t in beats.items() if now - float(t) > _FORGET_PROXY]:
+            await self.redis.hdel(self.keys.proxies, *dead)
 
     async def delivered(self, answers: list[tuple[str, str]]) -> None:
         """Note of whole answers, as (attempt, completion id), that their clients got to their end."""

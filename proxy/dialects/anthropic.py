@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 import msgspec
@@ -47,6 +48,7 @@ _TYPES = {
 
 class Anthropic:
     name = "anthropic"
+    own = re.compile(r"(?:/v1)?/messages(?:/|$)")
     routes = (
         Route("POST", r"(?:/v1)?/messages", "generate"),
         Route("POST", r"(?:/v1)?/messages/(?P<counted>count_tokens)", "count"),
@@ -56,12 +58,13 @@ class Anthropic:
     broken: Literal["reset", "end"] = "reset"
 
     def parse(self, body: dict[str, Any], call: Call) -> Request:
-        for name, why in (
-            ("thread", "no conversation is kept here: send it whole"),
-            ("compaction", "send the summarising prompt as a message"),
+        for name, code, why in (
+            # At this code the SDKs' tool runners, which try a thread first, go on without one.
+            ("thread", "thread_unsupported_request", "no conversation is kept here: send it whole"),
+            ("compaction", "unsupported_compaction", "send the summarising prompt as a message"),
         ):
             if body.get(name) is not None:
-                raise bad(f"'{name}' is not supported: {why}", name, f"unsupported_{name}")
+                raise bad(f"'{name}' is not supported: {why}", name, code)
         tools = anthropic_tools.parse(fields.items(body, "tools"))
         reader = Reader(tools=tools)
         raw = fields.items(body, "messages")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct, field
 
@@ -62,11 +63,22 @@ class Encoder(Protocol):
         ...
 
 
+@runtime_checkable
+class Parting(Protocol):
+    """An encoder that has last words for a stream which is broken off by a clean end."""
+
+    def broken(self, error: bytes) -> bytes:
+        """`error` is the dialect's JSON body of what went wrong."""
+        ...
+
+
 class Dialect(Protocol):
-    """`broken` is how a stream that can't be finished is broken off: by a connection reset, or by a clean end without the
-    terminal event, where that is what the clients retry."""
+    """`own`: what a path begins with that only this dialect's clients ask for: where nobody serves it, the refusal comes in
+    their envelope. `broken` is how a stream that can't be finished is broken off: by a connection reset, or by a clean end
+    without the terminal event, where that is what the clients retry."""
 
     name: str
+    own: re.Pattern[str]
     broken: Literal["reset", "end"]
 
     @property

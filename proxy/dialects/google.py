@@ -5,6 +5,7 @@ docs/proxy/google.md says of every field whether it is obeyed, refused, recorded
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 import msgspec
@@ -62,6 +63,7 @@ _VOLATILE = {"labels", "model"}
 
 class Google:
     name = "google"
+    own = re.compile(r"/v1(?:alpha|beta\d?)(?:/|$)")
     routes = (
         Route("POST", rf"{_VERSION}{_MODEL}:countTokens", "count"),
         Route("POST", rf"{_VERSION}{_MODEL}:(?P<verb>[A-Za-z]+)", "generate"),

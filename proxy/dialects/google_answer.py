@@ -59,17 +59,24 @@ def whole(answer: Answer, events: list[Event]) -> bytes:
 
 
 class _Encoder:
+    """Calls go out with the last element: Gemini CLI runs a call of an answer that then breaks off, and takes what came
+    for the whole turn."""
+
     headers: Mapping[str, str] = {}
 
     def __init__(self, answer: Answer):
         self._answer = answer
         self._make = Parts(answer)
+        self._calls: list[dict[str, Any]] = []
 
     def event(self, event: Event) -> bytes:
         if isinstance(event, Finish):
             # SDKs throw away a turn that has a chunk without parts.
-            return self._element(response(self._answer, [{"text": ""}], event)) + self._end()
+            return self._element(response(self._answer, self._calls or [{"text": ""}], event)) + self._end()
         part = self._make.of(event)
+        if part is not None and isinstance(event, ToolCall):
+            self._calls.append(part)
+            part = None
         return self._element(response(self._answer, [part], None)) if part is not None else self.heartbeat()
 
     def heartbeat(self) -> bytes:
@@ -93,6 +100,10 @@ class EventEncoder(_Encoder):
 
     def _element(self, data: bytes) -> bytes:
         return b"data: " + data + b"\n\n"
+
+    def broken(self, error: bytes) -> bytes:
+        # The official SDKs raise it, and would take a mere end for that of the answer. Gemini CLI passes over it.
+        return self._element(error)
 
 
 class ArrayEncoder(_Encoder):

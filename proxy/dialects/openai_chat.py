@@ -3,6 +3,7 @@ ignored."""
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 import msgspec
@@ -17,6 +18,7 @@ _encode = msgspec.json.Encoder().encode
 
 class OpenAIChat:
     name = "openai_chat"
+    own = re.compile(r"(?:/v1)?/chat/")
     routes = (
         Route("POST", r"(?:/v1)?/chat/completions", "generate"),
         Route("GET", r"(?:/v1)?/models", "models"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 import msgspec
@@ -70,6 +71,7 @@ _encode = msgspec.json.Encoder().encode
 
 class OpenAIResponses:
     name = "openai_responses"
+    own = re.compile(r"(?:/v1)?/responses(?:/|$)")
     routes = (
         Route("POST", r"(?:/v1)?/responses", "generate"),
         Route("GET", r"(?:/v1)?/responses", "websocket"),

@@ -20,13 +20,15 @@ _ROUNDING = 1e-3  # a certain token may come out above zero by that much
 
 
 def decode(raw: bytes, decoder: msgspec.json.Decoder[T], typ: type[T]) -> T | None:
-    """One event, or None if it is not of the contract's shape. NaN and infinities aren't JSON, but engines write them."""
+    """One event, or None if it is not of the contract's shape. NaN and infinities aren't JSON, and halves of surrogate pairs
+    no text, but engines write them."""
     try:
         return decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
     try:
-        return msgspec.convert(json.loads(raw), typ)
+        text = json.dumps(json.loads(raw), ensure_ascii=False).encode("utf-16", "surrogatepass")
+        return msgspec.convert(json.loads(text.decode("utf-16", "replace")), typ)
     except (ValueError, RecursionError, msgspec.ValidationError):
         return None
 
@@ -48,7 +50,8 @@ def logprobs(pairs: Sequence[tuple[Any, Any]], ids: Sequence[int]) -> tuple[list
     for (value, token), wanted in zip(pairs, ids, strict=True):
         if token != wanted:
             return [], "logprob_mismatch"
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or value != value or abs(value) == math.inf:  # isfinite() fails for an integer beyond the doubles
             return [], "logprob_not_finite"
         if value > _ROUNDING:
             return [], "logprob_positive"

@@ -60,6 +60,10 @@ class Pool:
         counts = {"retries": self.retries, "resumed": self.resumed, "moved": self.moved}
         return {"protocol": self.name, "servers": servers, **counts}
 
+    def forget(self, session: str) -> None:
+        if (home := self._homes.pop(session, None)) is not None:
+            home.sessions -= 1
+
     async def generate(self, order: Order) -> Sample:
         self._refuse_unknown_ids(order)
         joined = Joined(order, self._wire.resumable)
@@ -102,7 +106,7 @@ class Pool:
                 return await server.ask(joined.ask())
             except CallError as e:
                 if joined.ids:
-                    log.error("generation can't go on", extra={"completion": order.rid, "why": e.message[:200]})
+                    log.error("generation can't go on", extra={"completion": order.rid, "why": e.code})
                     return None
                 raise
             except EngineError as e:
@@ -117,7 +121,13 @@ class Pool:
                     code = "engine_protocol" if e.code == "engine_protocol" else "engine_unavailable"
                     raise unavailable(f"inference engine: {e.message}", code, 5) from e
                 self.retries += 1
-                log.warning("engine retry", extra={"completion": order.rid, "status": e.status, "why": e.message[:200]})
+                why = {
+                    "server": server.url,
+                    "status": e.status,
+                    "why": e.message[:200],
+                    "cause": str(e.__cause__ or "")[:200],
+                }
+                log.warning("engine retry", extra={"completion": order.rid, **why})
                 if elsewhere:
                     continue
                 failed.clear()

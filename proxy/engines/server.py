@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 
 from polar.errors import EngineError
+from proxy import logs
 from proxy.engines.base import Ask, Interrupted, Malformed, Reader, Sample, Wire
 from proxy.engines.lines import Events, TooLong
 from proxy.failures import CallError, bad, overflow
@@ -85,7 +86,8 @@ class Server:
                 await self._request(ask, reader, limit)
         except (aiohttp.ClientError, OSError, TimeoutError) as e:
             if not reader.begun and not cancel.is_set():
-                raise EngineError(f"{type(e).__name__}: {e}"[:300]) from e
+                # Its text names the server, which is none of a sandbox's business.
+                raise EngineError(type(e).__name__) from e
         except TooLong as e:
             reader.fault = str(e)
         if not reader.begun and not cancel.is_set():
@@ -152,17 +154,19 @@ class Server:
 
     def _refusal(self, status: int, body: bytes, ask: Ask) -> Exception:
         text = body.decode("utf-8", "replace")[:2000]
+        # Engines quote the prompt, or what they made of it: no message or log line of ours repeats that.
+        logs.prompts.info("engine refused", extra={"completion": ask.rid, "status": status, "text": text})
         if 400 <= status < 500 and _TOO_LONG.search(text):
             return overflow(len(ask.prompt), self._context)
         if status >= 500 or status in _BUSY or status == 0:
-            return EngineError(f"answered {status}: {text[:200]}", status=status)
+            return EngineError(f"answered {status}", status=status)
         if status in (400, 422) and ask.order.schema is not None:
             return bad(
                 "the inference engine can't constrain its answer to this format: " + _said(text),
                 "response_format",
                 "unsupported_response_format",
             )
-        log.error("engine refused", extra={"completion": ask.rid, "status": status, "why": text[:300]})
+        log.error("engine refused", extra={"completion": ask.rid, "status": status})
         if status in (400, 422) and self._wire.renders:
             return bad(f"the inference server refused the request: {_said(text)}")
         return CallError("internal", f"the inference engine refused the request ({status})", code="engine_refused")

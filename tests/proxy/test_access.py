@@ -171,3 +171,51 @@ async def test_the_unix_socket_serves_the_same(bare_world, tmp_path_factory):
         http.post(f"http://polar/s/{capability}{CHAT}", json=BODY) as response,
     ):
         assert response.status == 200
+
+
+V = {"anthropic-version": "2023-06-01"}
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "keys"),
+    [
+        ("/v1/messages/batches", {}, {"type", "error", "request_id"}),
+        ("/v1/files", V, {"type", "error", "request_id"}),
+        ("/v1/models", V, {"type", "error", "request_id"}),  # POST: a wrong method
+        ("/v1beta/files", {}, {"code", "message", "status", "details"}),
+        ("/v1/files", {"x-goog-api-client": "genai"}, {"code", "message", "status", "details"}),
+        ("/v1/files?key=x", {}, {"code", "message", "status", "details"}),
+        ("/v1/files", {}, {"message", "type", "code", "param"}),
+        ("/v1/responses/a/b/c", {}, {"message", "type", "code", "param"}),
+    ],
+)
+async def test_refusals_of_unknown_paths_are_in_the_callers_envelope(world, path, headers, keys):
+    capability, _ = world.mint()
+    status, answer = await call(world, f"/s/{capability}{path}", headers)
+    assert status == (405 if path == "/v1/models" else 404)
+    assert keys in (set(answer), set(answer["error"]))
+
+
+async def test_what_cannot_fit_is_no_overflow_of_an_ended_session(world):
+    """It would be noted as the reason for how the agent ended."""
+    capability, grant = world.mint()
+    huge = {"messages": [{"role": "user", "content": "x" * 200_000}]}
+    many = {"messages": [{"role": "user", "content": ""}] * 5000}
+    for sent in (huge, many):
+        status, answer = await call(world, f"/s/{capability}{CHAT}", body=sent)
+        assert status == 400 and answer["error"]["code"] == "context_length_exceeded"
+    world.store.revoke(grant.attempt_id)
+    for sent in (huge, many):
+        assert (await call(world, f"/s/{capability}{CHAT}", body=sent))[0] == 410
+
+
+async def test_what_cannot_fit_is_not_tokenised_to_be_counted(world, monkeypatch):
+    capability, _ = world.mint()
+
+    async def render(*_):
+        raise AssertionError("it keeps others waiting")
+
+    monkeypatch.setattr(world.server.service.table.pick("policy", "policy").codec, "render", render)
+    huge = {"messages": [{"role": "user", "content": "x" * 200_000}]}
+    status, answer = await call(world, f"/s/{capability}/v1/messages/count_tokens", body=huge)
+    assert status == 200 and answer["input_tokens"] == 200_000 // 32 > 4096

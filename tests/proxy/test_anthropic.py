@@ -224,6 +224,26 @@ async def test_models_are_told_apart_by_the_version_header(world):
         assert json.loads(await response.read())["object"] == "list"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_sdks_tool_runner_goes_on_without_a_thread(world, stream):
+    @anthropic.beta_async_tool
+    async def run(command: str) -> str:
+        """Run a command."""
+        return f"ran {command}"
+
+    capability, grant = world.mint()
+    world.says(CALL)
+    world.says("done")
+    runner = client(world, capability).beta.messages.tool_runner(
+        model="m", max_tokens=400, messages=[user("go")], tools=[run], stream=stream
+    )
+    final = await runner.until_done()
+    assert final.content[0].text == "done"
+    one, two = world.stored(grant)
+    assert two.link == "continued" and two.parent_id == one.completion_id
+    assert two.messages[0]["content"] == "ran ls é 📄"
+
+
 @pytest.mark.parametrize("path", ["/messages", "/v1/messages", "/v1/messages?beta=true"])
 async def test_paths(world, path):
     capability, _ = world.mint()

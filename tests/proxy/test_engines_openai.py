@@ -50,6 +50,13 @@ async def test_text_and_reasoning():
     assert asked.body["messages"] == [{"role": "user", "content": "hi"}] and "tools" not in asked.body
 
 
+async def test_half_an_emoji_can_be_sent_and_stored():
+    """Servers in JavaScript cut text where they like."""
+    sample, placed, _ = await ask(*chat_chunks([{"content": "a \ud83d"}, {"content": "b"}]))
+    assert sample.end == "stop" and sample.message == {"role": "assistant", "content": "a \ufffdb"}
+    assert msgspec.json.encode(placed.events) and msgspec.msgpack.encode(sample.message)
+
+
 async def test_calls_are_put_together():
     deltas = [
         {"content": "I run it."},

@@ -61,6 +61,14 @@ async def test_a_session_stays_and_sessions_spread(client, engines):
     assert sorted(h[0] for h in homes.values()) == [0, 0, 1, 1, 2, 2]
 
 
+async def test_an_ended_session_has_no_home(client, engines):
+    for s in "abc":
+        await ask(client, s)
+    for s in "abx":
+        client.forget(s)
+    assert sum(s.sessions for s in client.servers) == 1 and list(client._homes) == ["c"]
+
+
 async def test_the_idlest_server_is_next(client, engines):
     for engine in engines[:2]:
         engine.default = lambda _: Reply(ids=IDS, hold_after=1)

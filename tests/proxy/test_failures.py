@@ -206,6 +206,29 @@ async def test_logprobs_that_do_not_fit_are_never_guessed(world, spoil, reason):
     assert c.untrainable == reason and len(c.logprobs) == 0 and len(c.sampled_ids) > 0
 
 
+def endless_counts(chunk: dict) -> None:
+    chunk["meta_info"]["cached_tokens"] = 10**30
+    if chunk["meta_info"]["finish_reason"]:
+        chunk["meta_info"]["finish_reason"]["matched"] = -(1 << 70)
+
+
+def endless_logprob(chunk: dict) -> None:
+    chunk["meta_info"]["output_token_logprobs"][0][0] = -(10**400)
+
+
+@pytest.mark.parametrize(("spoil", "reason"), [(endless_counts, ""), (endless_logprob, "logprob_unknown")])
+async def test_numbers_that_cannot_be_stored_cost_no_token(world, spoil, reason):
+    capability, grant = world.mint()
+    world.says("hello there", spoil=spoil)
+    status, answer, _ = await ask(world, capability)
+    assert (
+        status == 200 and answer["usage"]["prompt_tokens_details"]["cached_tokens"] <= answer["usage"]["prompt_tokens"]
+    )
+    (c,) = world.stored(grant)
+    assert c.untrainable == reason and len(c.sampled_ids) == world.engine.sampled
+    assert reason or c.stop_matched is None
+
+
 async def test_version_spans(world):
     capability, grant = world.mint()
     ids = world.ids("hello there")
@@ -252,6 +275,39 @@ async def test_a_contradicted_stream_is_broken_off_and_replayed(world, monkeypat
     async with post(world, capability, stream=True) as response:
         got = await response.read()
     assert b"Something else." in got and b"[DONE]" in got and len(world.engine.served) == 1
+
+
+async def test_who_joins_a_contradicted_answer_waits_for_it(world, monkeypatch):
+    """With a heartbeat now and then, not with a flood of them."""
+    capability, _ = world.mint()
+    service = world.server.service
+    codec, end = service.table.pick("policy", "policy").codec, service.store.end
+    parse, storing, go_on = codec.parse, asyncio.Event(), asyncio.Event()
+    whole = len(world.ids("The quick brown fox")) - 1
+
+    def fickle(ids, tail, tools):
+        parsed = parse(ids, tail, tools)
+        return msgspec.structs.replace(parsed, content="Something else.") if len(ids) >= whole else parsed
+
+    async def slow_end(*args):
+        storing.set()
+        await go_on.wait()
+        await end(*args)
+
+    monkeypatch.setattr(codec, "parse", fickle)
+    monkeypatch.setattr(service.store, "end", slow_end)
+    reply = world.says("The quick brown fox", hold_after=3)
+    async with post(world, capability, stream=True) as response:
+        await read_until(response, "The")
+        reply.release.set()
+        await storing.wait()
+        async with post(world, capability, stream=True) as joined:
+            await read_until(joined, "assistant")
+            assert await joined.content.readany()  # a heartbeat
+            sent = service.metrics.heartbeats._value.get()
+            go_on.set()
+            got = await joined.content.read()
+    assert b"Something else." in got and b"quick" not in got and sent <= 3
 
 
 @pytest.fixture
@@ -437,3 +493,76 @@ async def test_a_retry_while_the_aborted_answer_is_being_stored(world):
     status, answer, _ = await second
     assert status == 200 and answer["choices"][0]["message"]["content"] == "only once"
     assert len(world.engine.served) == 1 and len(world.stored(grant)) == 1
+
+
+async def test_the_work_behind_calls_survives_anything(world, monkeypatch):
+    """Without it, ended sessions would go on, and the proxy be taken for dead."""
+    capability, grant = world.mint()
+    capture = world.server.service._capture
+    own, beat, failures = capture.revocations, capture.beat, []
+
+    async def fails(*args):
+        if len(failures) < 2:
+            failures.append(args)
+            raise RuntimeError("the transport is closed")
+        return await own(*args)
+
+    async def fails_to_beat():
+        monkeypatch.setattr(capture, "beat", beat)
+        raise RuntimeError("the transport is closed")
+
+    monkeypatch.setattr(capture, "revocations", fails)
+    monkeypatch.setattr(capture, "beat", fails_to_beat)
+    world.store.revoke("t.other.1")  # the call that waits for it is answered, the next ones fail
+    async with asyncio.timeout(20):
+        while len(failures) < 2 or capture.beat is not beat:
+            await asyncio.sleep(0.01)
+    world.says("The quick brown fox", hold_after=1)
+    task = asyncio.create_task(ask(world, capability))
+    await world.engine.until(lambda: world.engine.sampled == 1)
+    await asyncio.to_thread(world.store.revoke, grant.attempt_id)
+    assert (await task)[0] == 410
+    assert not any(t.done() for t in world.server.service._tasks)
+
+
+async def test_a_retry_of_what_takes_long_to_abort_is_its_sibling(world, monkeypatch):
+    monkeypatch.setattr("proxy.generation._WAIT_FOR_ABORTED", 0.01)
+    capability, grant = world.mint()
+    go_on, end = asyncio.Event(), world.server.service.store.end
+
+    async def slow_end(*args):
+        await go_on.wait()
+        await end(*args)
+
+    monkeypatch.setattr(world.server.service.store, "end", slow_end)
+    world.says("The quick brown fox", hold_after=1)
+    first = asyncio.create_task(ask(world, capability))
+    await world.engine.until(lambda: world.engine.sampled == 1)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    again = world.says("The lazy dog", hold_after=1)
+    second = asyncio.create_task(ask(world, capability))
+    await world.engine.until(lambda: len(world.engine.served) == 2)
+    go_on.set()
+    await world.until_stored(grant, 1)
+    again.release.set()
+    assert (await second)[0] == 200
+    broken, whole = await world.until_stored(grant, 2)
+    assert (broken.finish_reason, broken.link) == ("abort", "first") and whole.link == "sibling"
+    world.check_prompts(grant)
+
+
+async def test_what_can_never_be_stored_is_waited_for_by_nobody(world, monkeypatch):
+    capability, grant = world.mint()
+    own = world.server.service._capture.end
+
+    async def fails(grant, completion_id, completion, *args):
+        if completion is not None:
+            raise TypeError("it can't be encoded")
+        return await own(grant, completion_id, completion, *args)
+
+    monkeypatch.setattr(world.server.service._capture, "end", fails)
+    world.says("hello there")
+    assert (await ask(world, capability))[0] == 500
+    assert await asyncio.to_thread(world.store.drain, grant.attempt_id, 5.0) == 0
+    assert world.store.usage(grant.attempt_id)[0].turns == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from typing import Any
@@ -10,6 +11,8 @@ import aiohttp
 import pytest
 from google import genai
 from google.genai import errors, types
+
+from proxy.engines import pool
 
 RUN = types.Tool(
     function_declarations=[
@@ -204,6 +207,18 @@ async def test_heartbeats_in_a_stream_mean_nothing(world):
     assert said(chunks)["text"] == "The dog sleeps."
 
 
+@pytest.mark.parametrize("why, code", [("engine", 503), ("revoked", 410)])
+async def test_the_official_client_raises_where_a_stream_breaks_off(world, monkeypatch, why, code):
+    monkeypatch.setattr(pool, "RESUME_WINDOW", 0.3)
+    capability, grant = world.mint()
+    world.says("The quick brown fox jumps over it.", **{"drop_after" if why == "engine" else "hold_after": 5})
+    with pytest.raises(errors.APIError) as e:
+        async for _ in await client(world, capability).models.generate_content_stream(model="m", contents="go"):
+            if why == "revoked":
+                await asyncio.to_thread(world.store.revoke, grant.attempt_id)
+    assert e.value.code == code
+
+
 @pytest.mark.parametrize("sse", [True, False])
 async def test_a_broken_stream_ends_without_a_finish_reason(world, sse):
     """Gemini CLI crashes on a reset."""
@@ -216,6 +231,7 @@ async def test_a_broken_stream_ends_without_a_finish_reason(world, sse):
         assert response.status == 200
         seen = (await response.read()).decode()
     assert "quick" in seen and "finishReason" not in seen
+    assert ('data: {"error":{"code":503,' in seen) == sse  # what the official SDKs raise
     if not sse:
         with pytest.raises(ValueError):
             json.loads(seen)

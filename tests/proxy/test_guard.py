@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from polar import arrays
 from polar.config import Model
 from proxy.codec import Codec
+from proxy.failures import CallError
 from proxy.guard import SEAM, Guard
 from tests.proxy import toy_tokenizer
 
@@ -118,3 +119,16 @@ def test_a_tokenizer_that_cannot_encode_pieces_gets_a_space(tmp_path):
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     guard = Guard(tokenizer, frozenset())
     assert guard.text("<tool_call>") == "< tool_call>"
+
+
+@pytest.mark.parametrize("which", ["template", "qwen3"])
+async def test_calls_nested_too_deeply_to_be_searched_are_nobodys_failure(codecs, which):
+    """The policy may sample such arguments; a full render of them is refused."""
+    codec = codecs[which]
+    turn = called("[" * 700 + r'"\u003cthink>"' + "]" * 700)
+    ids, why = await codec.extended(arrays.ids([1]), arrays.ids([2]), turn, [result("ok")], TOOLS)
+    # The renderer's own bridge goes on from tokens alone.
+    assert (ids is None and bool(why)) == (which == "template")
+    with pytest.raises(CallError) as e:
+        await codec.render([USER, turn, result("ok")], TOOLS)
+    assert e.value.kind == "bad_request"

@@ -8,6 +8,7 @@ import contextlib
 import gzip
 import json
 import logging
+import threading
 from typing import Any
 
 import aiohttp
@@ -15,7 +16,7 @@ import pytest
 
 from proxy import body, logs
 from tests.proxy.fake_engine import Reply
-from tests.proxy.hostile_client import CHAT, JSON, WELL, connect, head, raw, refused, served
+from tests.proxy.hostile_client import CHAT, JSON, WELL, ask, connect, head, raw, refused, served
 
 
 @pytest.mark.parametrize(
@@ -43,7 +44,7 @@ from tests.proxy.hostile_client import CHAT, JSON, WELL, connect, head, raw, ref
         + b"}" * 100_000
         + b"}",
         b"[" + b"0," * (body.VALUES + 1) + b"0]",
-        gzip.compress(b"{}"),
+        gzip.compress(b"{}", mtime=0),  # the same in every process that collects the tests
     ],
     ids=lambda d: repr(d[-30:])[:40],
 )
@@ -53,6 +54,35 @@ async def test_bodies_that_are_refused(world, data):
     refused(*await raw(world, request + data))
     assert not world.engine.served and not world.stored(grant)
     await served(world)
+
+
+@pytest.mark.parametrize("size", [1, 1 << 21])
+async def test_long_bodies_are_read_beside_the_loop(world, monkeypatch, size):
+    capability, grant = world.mint()
+    world.says("hi")
+    threads: list[str] = []
+
+    def decode(raw: bytes, own=body.decode) -> dict:
+        threads.append(threading.current_thread().name.partition("_")[0])
+        return own(raw)
+
+    monkeypatch.setattr(body, "decode", decode)
+    status, _, _ = await ask(world, capability, user="x" * size)
+    assert status == 200 and len(world.stored(grant)) == 1
+    assert threads == ["read" if size > 1 << 20 else threading.main_thread().name]
+
+
+async def test_whoever_asks_to_continue_is_told_to(world):
+    capability, _ = world.mint()
+    world.says("hi")
+    data = json.dumps(WELL).encode()
+    reader, writer = await connect(world)
+    writer.write(head(f"/s/{capability}{CHAT}", JSON, "Expect: 100-continue", f"Content-Length: {len(data)}"))
+    async with asyncio.timeout(10):
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(data)
+        assert (await reader.readline()).split()[1] == b"200"
+    writer.close()
 
 
 async def test_the_last_of_doubled_keys_counts_and_content_types_are_ignored(world):
@@ -193,9 +223,16 @@ async def test_what_logs_and_metrics_hold(world, monkeypatch, capsys, asked):
             body = {"model": CANARY, "messages": [{"role": "user", "content": f"say {CANARY}"}]}
             async with http.post(url + CHAT, json=body) as response:
                 assert response.status == 200
-            world.engine.replies.append(Reply(status=400, error={"message": "no"}))
+            # Engines quote what they were sent.
+            world.engine.replies.append(Reply(status=400, error={"message": f"can't take {CANARY}"}))
             async with http.post(url + CHAT, json={**body, "temperature": 1.0}) as response:
                 assert response.status >= 400
+            world.engine.replies.append(Reply(status=500, error={"message": f"crashed on {CANARY}"}))
+            world.engine.replies.append(Reply(error={"message": f"crashed on {CANARY}", "code": 500}))
+            world.says("Heard it again.")
+            async with http.post(url + CHAT, json={**body, "temperature": 0.9}) as response:
+                assert response.status == 200
+            assert CANARY not in json.dumps(world.server.service.table.engines())
             for bad in ({"messages": CANARY}, {**body, "tool_choice": CANARY}, {**body, "stop": [CANARY * 200]}):
                 async with http.post(url + CHAT, json=bad) as response:
                     assert response.status == 400

@@ -8,6 +8,8 @@ import json
 import aiohttp
 import pytest
 
+from polar.errors import Conflict
+from proxy.pausing import PauseRequest, Pauses, ResumeRequest
 from tests.proxy.fake_engine import Reply
 
 pytestmark = pytest.mark.timeout(60)  # what is held for ever fails soon
@@ -124,9 +126,23 @@ async def test_a_failed_renewal_keeps_the_pause_that_was(world):
     flight = service.pauses.begin("policy")  # as one that the engine keeps in place
     status, _ = await admin(world, "/pause", timeout_seconds=0.1)
     assert status == 504
-    assert (await admin(world, "/pause", "GET"))[1]["paused"] is True
+    kept = (await admin(world, "/pause", "GET"))[1]["models"]["policy"]
+    assert kept["paused"] and kept["mode"] == "hold"
     flight.land()
     assert (await admin(world, "/pause", timeout_seconds=5))[0] == 200
+
+
+async def test_a_pause_that_lost_one_of_its_models_leaves_none():
+    pauses = Pauses(["a", "b"])
+    flight = pauses.begin("b")
+    pausing = asyncio.create_task(pauses.pause(PauseRequest(timeout_seconds=30)))
+    await asyncio.sleep(0)
+    assert pauses.state()["models"]["a"]["paused"]
+    pauses.resume(ResumeRequest(model="a"))
+    flight.land()
+    with pytest.raises(Conflict):
+        await pausing
+    assert not pauses.state()["paused"]
 
 
 async def test_the_lease_ends_it_and_can_be_renewed(world):

@@ -387,6 +387,17 @@ def resolved(completion, world, grant) -> list[dict]:
     return [*resolved(parent, world, grant), parent.response][: completion.message_shared] + completion.messages
 
 
+async def test_a_client_that_waits_for_a_compaction_hears_heartbeats(world):
+    """Nothing of a summary in the making is told, however fast it is sampled."""
+    capability, _ = world.mint()  # the world's heartbeat is 0.2 s
+    world.says("word " * 40, delay=0.05)
+    sent = {"model": "m", "input": [user("go"), {"type": "compaction_trigger"}], "stream": True}
+    url = f"{world.server.url}/s/{capability}/v1/responses"
+    async with aiohttp.ClientSession() as http, http.post(url, json=sent) as response:
+        told = await response.read()
+    assert told.count(b"event: response.in_progress") >= 3 and b"response.completed" in told
+
+
 async def test_a_compaction_can_be_asked_for_inside_a_response(world):
     capability, grant = world.mint()
     api = client(world, capability)
