@@ -61,8 +61,8 @@ def by_exit_code(exit_code: int) -> Evaluation:
     return _evaluation(float(exit_code == 0), {"exit_code": exit_code})
 
 
-def failed(reason: str) -> Evaluation:
-    return _evaluation(0.0, {"reason": reason})
+def failed(reason: str, reward: float = 0.0) -> Evaluation:
+    return _evaluation(reward, {"reason": reason})
 
 
 def _evaluation(reward: float, report: dict[str, Any]) -> Evaluation:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import posixpath
+import tempfile
 from pathlib import Path
 
-from polar.errors import EvaluatorError
+from evaluators import runner_config
+from evaluators.patch_rules import HOOKS, matcher, shadowing
+from polar.errors import EvaluatorError, NotFound
 from polar.sandbox import Sandbox
 
 # Links first (argv up to "--"): a folder that the agent replaced by a link would send the tests somewhere else.
@@ -32,6 +35,39 @@ def restore(sandbox: Sandbox, paths: list[str], artifacts: dict[str, Path]) -> l
         else:
             sandbox.upload(host, path)
     return missing
+
+
+def without_hooks(sandbox: Sandbox, paths: list[str], artifacts: dict[str, Path]) -> list[str]:
+    """Take out of collected folders, on this host, what would start with a test runner or an interpreter, or stand in for
+    one: hooks, modules of their names, and files whose part for test runners differs from the image's. Returns what went."""
+    hooks = matcher(HOOKS)
+    assert hooks is not None
+    gone = []
+    for path in paths:
+        folder = artifacts.get(path)
+        if folder is None or folder.is_symlink() or not folder.is_dir():
+            continue
+        for found in sorted(p for p in folder.rglob("*") if p.is_symlink() or not p.is_dir()):
+            name = found.relative_to(folder).as_posix()
+            if hooks.match(name) or shadowing(name, runners_only=True) or name.endswith(".pyc"):
+                found.unlink()
+                gone.append(posixpath.join(path, name))
+            elif runner_config.is_shared(name) and not found.is_symlink():
+                before = _read(sandbox, posixpath.join(path, name))
+                if runner_config.changed(name, before, found.read_bytes()):
+                    found.unlink()
+                    gone.append(posixpath.join(path, name))
+    return gone
+
+
+def _read(sandbox: Sandbox, path: str) -> bytes | None:
+    with tempfile.TemporaryDirectory() as temp:
+        target = Path(temp) / "file"
+        try:
+            sandbox.download(path, target, limit=1 << 22)
+        except NotFound:
+            return None
+        return target.read_bytes() if target.is_file() and not target.is_symlink() else None
 
 
 def clear(sandbox: Sandbox, targets: list[str], restored: list[str], timeout: float) -> None:

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+import random
 import secrets
-import tempfile
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
 
-from evaluators import grading
+from evaluators import controls, grading, running, spoiling
 from evaluators.config import check_path, read
-from evaluators.placing import clear, inside, restore
-from evaluators.reports import FRESH, MAX_BYTES, AnyReport, ExitCode, ReportError
-from polar.errors import EvaluatorError, InvalidTask, NotFound
+from evaluators.controls import ControlRules, Edit
+from evaluators.placing import clear, inside, restore, without_hooks
+from evaluators.reports import FRESH, AnyReport, ExitCode, Status
+from evaluators.running import CRASH_CODES, Excuse, Ran
+from polar.errors import EvaluatorError, InvalidTask
 from polar.judge import Outcome
 from polar.result import Evaluation
-from polar.sandbox import ExecResult, Sandbox
+from polar.sandbox import Sandbox
 from polar.task import Env, Seconds
-
-# The end of the output that is kept for reports printed there.
-_OUTPUT_LIMIT = 8 * 1024 * 1024
-
-Excuse = Literal["timeout", "crash", "no_report"]
 
 
 class TestFile(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
@@ -38,7 +35,9 @@ class Config(grading.Rules, forbid_unknown_fields=True, kw_only=True, frozen=Tru
     report file. `collect`: paths taken from the agent's sandbox and restored at the same place, before `files`.
     `timeout_seconds` bounds the command alone. `crash_exit_codes` mean that the tests did not run (not found, not
     executable, killed). `treat_as_failed`: which of timeout, crash, no_report is the agent's failure (reward 0) and
-    not the evaluator's; for tests that run the agent's code and can be hung or killed by it."""
+    not the evaluator's; for tests that run the agent's code and can be hung or killed by it. `controls`: success by tests in
+    Python `files` is checked by control runs. `protect_hooks`: what starts with a test runner or an interpreter is taken out
+    of collected folders."""
 
     command: Annotated[str, Meta(min_length=1)]
     cwd: str | None = None
@@ -47,8 +46,10 @@ class Config(grading.Rules, forbid_unknown_fields=True, kw_only=True, frozen=Tru
     files: list[TestFile] = field(default_factory=list)
     collect: list[str] = field(default_factory=list)
     report: AnyReport = field(default_factory=ExitCode)
-    crash_exit_codes: list[int] = field(default_factory=lambda: [126, 127, 137])
+    crash_exit_codes: list[int] = field(default_factory=lambda: list(CRASH_CODES))
     treat_as_failed: list[Excuse] = field(default_factory=list)
+    controls: ControlRules = field(default_factory=ControlRules)
+    protect_hooks: bool = True
 
 
 class TestOnOutput:
@@ -83,94 +84,117 @@ class TestOnOutput:
 
     def evaluate(self, outcome: Outcome) -> Evaluation:
         sandbox = outcome.sandbox()
-        missing = restore(sandbox, self.config.collect, outcome.artifacts)
-        report_path = self._place(sandbox, outcome)
-        result = self._run(sandbox, outcome, report_path)
-        excuse, error = self._accident(result)
-        if error is None:
-            try:
-                evaluation = self._read(sandbox, report_path, result)
-            except ReportError as e:
-                excuse, error = "no_report", EvaluatorError(f"{e}{_tail(result)}", code="no_report")
-        if error is not None:
-            if excuse not in self.config.treat_as_failed:
-                raise error
-            evaluation = grading.failed(f"{error.code}: {error.message}")
+        hooks = without_hooks(sandbox, self.config.collect, outcome.artifacts) if self.config.protect_hooks else []
+        ran, missing = self._run(outcome, sandbox, "tests")
+        evaluation = self._judge(ran)
+        if evaluation.outcome_reward and ran.findings is not None:
+            evaluation = self._confirm(outcome, evaluation, ran.findings.tests)
+        if hooks:
+            evaluation.report["protected"] = hooks[:50]
         evaluation.evaluator = self.name
-        evaluation.report["seconds"] = round(result.seconds, 3)
+        evaluation.report["seconds"] = round(ran.result.seconds, 3)
         if missing:
             evaluation.report["missing_artifacts"] = missing
-        if result.output_bytes > len(result.output):
+        if ran.result.output_bytes > len(ran.result.output):
             evaluation.report["output_truncated"] = True
         return evaluation
 
-    def _place(self, sandbox: Sandbox, outcome: Outcome) -> str:
+    def _judge(self, ran: Ran) -> Evaluation:
+        if ran.error is not None:
+            if ran.excuse not in self.config.treat_as_failed:
+                raise ran.error
+            return grading.failed(f"{ran.error.code}: {ran.error.message}")
+        assert ran.findings is not None and ran.result.exit_code is not None
+        if isinstance(self.config.report, ExitCode):
+            return grading.by_exit_code(ran.result.exit_code)
+        return grading.grade(ran.findings, self.config, ran.result.exit_code)
+
+    def _confirm(self, outcome: Outcome, evaluation: Evaluation, tests: dict[str, Status]) -> Evaluation:
+        c, another = self.config, outcome.another
+        if another is None or not c.controls.trials:
+            return evaluation
+
+        def again(edit: Edit, name: str) -> Ran:
+            sandbox = another()
+            try:
+                return self._run(outcome, sandbox, name, edit)[0]
+            finally:
+                sandbox.destroy()
+
+        if not tests:
+            return self._confirm_whole(evaluation, again)
+
+        def trial(edit: Edit, name: str) -> dict[str, Status] | None:
+            ran = again(edit, name)
+            if ran.error is not None and ran.excuse in (None, "timeout"):
+                raise ran.error
+            return ran.findings.tests if ran.findings else None
+
+        claimed = [t for t in c.required or tests if tests.get(t) == "passed"]
+        try:
+            done = controls.check(c.controls, tests, claimed, [], trial, broken=False)
+        except controls.Tampered as e:
+            return grading.failed(f"tampered: {e}", c.controls.tampered_reward)
+        except controls.Unconfirmed as e:
+            return grading.failed(f"unconfirmed: {e}")
+        if done:
+            evaluation.report["controls"] = done
+        return evaluation
+
+    def _confirm_whole(self, evaluation: Evaluation, again: Callable[[Edit, str], Ran]) -> Evaluation:
+        """A report without single tests: with every Python test spoiled, it can't be as good."""
+        spoiled = 0
+
+        def edit(path: str, source: bytes) -> bytes:
+            nonlocal spoiled
+            out, found = spoiling.spoil(source, spoiling.functions(source), random.Random(), certain=True)
+            spoiled += len(found)
+            return out
+
+        if not any(spoiling.functions(f.content.encode()) for f in self.config.files):
+            return evaluation
+        ran = again(edit, "control1")
+        if ran.error is not None and ran.excuse in (None, "timeout"):
+            raise ran.error
+        reward = 0.0 if ran.error is not None else self._judge(ran).outcome_reward or 0.0
+        if spoiled and reward >= (evaluation.outcome_reward or 0.0):
+            return grading.failed("tampered: as good with tests that can't pass", self.config.controls.tampered_reward)
+        evaluation.report["controls"] = {"trials": 1, "tests": spoiled, "kind": "spoiled"}
+        return evaluation
+
+    def _run(self, outcome: Outcome, sandbox: Sandbox, name: str, edit: Edit | None = None) -> tuple[Ran, list[str]]:
+        """The command over what was collected, and which of that is missing."""
+        c, spec = self.config, outcome.task.evaluator
+
+        def left() -> float:
+            return running.left(outcome.remaining)
+
+        missing = restore(sandbox, c.collect, outcome.artifacts)
+        report_path = self._place(sandbox, left(), edit)
+        ran = running.run(
+            sandbox,
+            c.command,
+            c.report,
+            report_path=report_path,
+            env={**(spec.env if spec else {}), **c.env},
+            cwd=c.cwd,
+            limit=c.timeout_seconds,
+            left=left,
+            log=outcome.logs / f"{name}.log",
+            crash_codes=c.crash_exit_codes,
+        )
+        return ran, missing
+
+    def _place(self, sandbox: Sandbox, left: float, edit: Edit | None) -> str:
         """Tests over the agent's files, and a place for the report where no file can have been planted."""
         fresh = inside(sandbox, f".polar-{secrets.token_hex(16)}/report")
         wanted = getattr(self.config.report, "path", FRESH)
         targets = [f.target for f in self.config.files] + ([] if wanted == FRESH else [wanted])
-        clear(sandbox, targets, self.config.collect, _left(outcome))
+        clear(sandbox, targets, self.config.collect, left)
         for f in self.config.files:
-            sandbox.write(f.target, f.content.encode(), mode=f.mode)
-        made = sandbox.exec(["mkdir", "-p", fresh.rpartition("/")[0]], timeout=_left(outcome))
+            source = f.content.encode()
+            sandbox.write(f.target, edit(f.target, source) if edit else source, mode=f.mode)
+        made = sandbox.exec(["mkdir", "-p", fresh.rpartition("/")[0]], timeout=left)
         if made.exit_code != 0:
-            raise EvaluatorError(f"can't make a place for the report{_tail(made)}")
+            raise EvaluatorError(f"can't make a place for the report: {made.output[-300:].decode('utf-8', 'replace')}")
         return fresh if wanted == FRESH else inside(sandbox, wanted)
-
-    def _run(self, sandbox: Sandbox, outcome: Outcome, report_path: str) -> ExecResult:
-        spec = outcome.task.evaluator
-        return sandbox.exec(
-            self.config.command,
-            env={**(spec.env if spec else {}), **self.config.env, "POLAR_REPORT": report_path},
-            cwd=self.config.cwd,
-            timeout=min(self.config.timeout_seconds or float("inf"), _left(outcome)),
-            log=outcome.logs / "tests.log",
-            output_limit=_OUTPUT_LIMIT,
-        )
-
-    def _accident(self, result: ExecResult) -> tuple[Excuse | None, EvaluatorError | None]:
-        """The tests did not come to an end of their own."""
-        code = result.exit_code
-        if result.timed_out:
-            error = EvaluatorError(f"tests ran {result.seconds:.1f} s{_tail(result)}", code="evaluation_timeout")
-            # Only its own limit tells something about the tests; the evaluation's budget may have gone elsewhere.
-            own = self.config.timeout_seconds
-            return ("timeout" if own is not None and result.seconds >= own - 0.5 else None), error
-        if result.cancelled:
-            return None, EvaluatorError("cancelled while the tests ran")
-        if code is None or code < 0 or code in self.config.crash_exit_codes:
-            return "crash", EvaluatorError(f"tests ended with exit code {code}{_tail(result)}", code="tests_crashed")
-        return None, None
-
-    def _read(self, sandbox: Sandbox, report_path: str, result: ExecResult) -> Evaluation:
-        report, code = self.config.report, result.exit_code
-        assert code is not None
-        source = report.source()
-        if source == "exit_code":
-            return grading.by_exit_code(code)
-        if source == "output":
-            return grading.grade(report.parse(result.output), self.config, code)
-        # What the tests left running could still write the report.
-        sandbox.stop()
-        with tempfile.TemporaryDirectory() as folder:
-            target = Path(folder) / "report"
-            try:
-                truncated = sandbox.download(report_path, target, limit=MAX_BYTES)
-            except NotFound:
-                raise ReportError(f"the command wrote no report at {report_path}") from None
-            if truncated or target.is_symlink() or not target.is_file():
-                raise ReportError(f"report at {report_path} is not a file of at most {MAX_BYTES} bytes")
-            return grading.grade(report.parse(target.read_bytes()), self.config, code)
-
-
-def _left(outcome: Outcome) -> float:
-    left = outcome.remaining()
-    if left <= 0:
-        raise EvaluatorError("no time left to evaluate", code="evaluation_timeout")
-    return left
-
-
-def _tail(result: ExecResult) -> str:
-    """The end of the output, for the message of an error."""
-    text = result.output[-500:].decode("utf-8", "replace").strip()
-    return f"; output ends: {text}" if text else ""

@@ -129,6 +129,8 @@ def apply(sandbox: Sandbox, archive: Path, under: str, *, timeout: float, exclud
                     m.linkname = "./" + m.linkname[len(_FILES) :]
                 if m.isdir():
                     folders.append(path)
+                    if under == "/" and "/" not in path:
+                        continue  # a mount point, perhaps; a new one comes with what is in it
                 out.addfile(m, tar.extractfile(m) if m.isreg() else None)
         _run(sandbox, _REMOVE, [under], listed(removed(archive)), timeout)
         _run(sandbox, _CLEAR, [under], listed(folders), timeout)
