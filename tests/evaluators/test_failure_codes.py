@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
-
 import pytest
 
 from polar.config import Settings
@@ -16,8 +14,7 @@ PLAIN = {"isolation": "none"}
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    # A namespace of its own: other deployments on the same Docker engine clean up what is in theirs.
-    with Cluster(tmp_path_factory.mktemp("codes"), namespace=f"codes{uuid.uuid4().hex[:12]}") as c:
+    with Cluster(tmp_path_factory.mktemp("codes")) as c:
         c.workers()
         yield c
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import uuid
 
 import pytest
 
@@ -21,9 +20,7 @@ NEEDS = {"words": (), "lru": ("node",), "ring": ("gcc", "make")}
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    # A namespace of its own: other deployments on the same Docker engine clean up what is in theirs.
-    name = f"swe{uuid.uuid4().hex[:12]}"
-    with Cluster(tmp_path_factory.mktemp("swe"), namespace=name, lease_seconds=5.0, node_timeout_seconds=15.0) as c:
+    with Cluster(tmp_path_factory.mktemp("swe"), lease_seconds=5.0, node_timeout_seconds=15.0) as c:
         c.workers()
         yield c
 

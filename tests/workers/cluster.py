@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ class Cluster:
         self.sockets = Path(tempfile.mkdtemp(prefix="pc"))
         self.url = f"unix://{self.sockets}/s?db=0"
         defaults: dict[str, Any] = {
+            # Of its own: deployments on the same Docker engine clean up what is in their namespace.
+            "namespace": f"t{uuid.uuid4().hex[:12]}",
             "data_dir": str(folder),
             "broker": self.url,
             "lease_seconds": 2.0,
