@@ -21,6 +21,12 @@ SECRET = (
     "/etc/shadow", "/etc/shadow-", "/etc/gshadow", "/etc/gshadow-", "/etc/sudoers", "/etc/sudoers.d", "/etc/ssh",
     "/etc/ssl/private", "/etc/docker", "/etc/kubernetes", "/etc/rancher", "/etc/krb5.keytab", "/etc/machine-id",
 )  # fmt: skip
+# Files there are writable by their owner, who may be this very user: a worker that is root.
+PROC_READ_ONLY = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
+PROC_HIDDEN = (
+    "/proc/kcore", "/proc/keys", "/proc/key-users", "/proc/timer_list", "/proc/sched_debug", "/proc/kmsg", "/proc/kallsyms",
+    "/proc/vmallocinfo", "/proc/slabinfo", "/proc/config.gz",
+)  # fmt: skip
 OWN = ("/proc", "/dev", "/sys", *SYSTEM)  # first components that a sandbox can't write to
 
 
@@ -37,7 +43,7 @@ def find() -> Bwrap | str:
     for binary in _candidates():
         for extra in (("--disable-userns",), ()):
             flags = ("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--cap-drop", "ALL", *extra)
-            argv = [binary, *flags, "--unshare-net", "--die-with-parent", *system_binds(), "--proc", "/proc"]
+            argv = [binary, *flags, "--unshare-net", "--die-with-parent", *system_binds(), *proc()]
             try:
                 done = subprocess.run(
                     [*argv, "--dev", "/dev", "--", "/bin/sh", "-c", "exit 0"], capture_output=True, timeout=20
@@ -75,6 +81,16 @@ def system_binds() -> list[str]:
             out += ["--tmpfs", path]
         elif os.path.exists(path):
             out += ["--ro-bind", "/dev/null", path]
+    return out
+
+
+def proc() -> list[str]:
+    """The sandbox's own /proc, without a way to the machine's settings."""
+    out = ["--proc", "/proc"]
+    for path in PROC_READ_ONLY:
+        out += ["--ro-bind-try", path, path]
+    for path in PROC_HIDDEN:
+        out += ["--ro-bind", "/dev/null", path] if os.path.exists(path) else []
     return out
 
 

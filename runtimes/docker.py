@@ -9,24 +9,23 @@ from __future__ import annotations
 import logging
 import os
 import posixpath
-import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from docker.errors import ImageNotFound
+from docker.errors import APIError, ImageNotFound
 from docker.errors import NotFound as EngineNotFound
-from docker.types import DeviceRequest, Mount, Ulimit
 from msgspec import Struct
 from msgspec.structs import replace
 
-from polar.codec import from_json, to_json
+from polar.codec import from_json
 from polar.config import Settings
 from polar.errors import InfraError, PolarError, UnsupportedSpec
 from polar.ids import new_id
 from polar.sandbox import ProxyEndpoint, SandboxRef
 from polar.task import RuntimeSpec
-from runtimes import docker_bridge, netns
+from runtimes import docker_bridge, docker_config, docker_prepared, docker_pull, netns
+from runtimes.docker_config import LABEL_REF
 from runtimes.docker_engine import Engine, translated
 from runtimes.docker_sandbox import DockerSandbox
 from runtimes.forward import INSIDE_URL
@@ -34,18 +33,21 @@ from runtimes.options import check_volumes, read_options
 
 log = logging.getLogger("polar.docker")
 
-DEFAULT_MEMORY_MB = 4096
-DEFAULT_PIDS = 512
 DEFAULT_WORKDIR = "/work"
-LABEL_REF = "polar.ref"  # the whole reference: what is found by its labels can be attached to
 PROBE_TIMEOUT = 5.0
 
 
 class Options(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
-    """`user` runs the commands ("name", "uid" or "uid:gid"); the image's own otherwise."""
+    """`user` is an older place of `runtime.user`. `pull`: false is "never", true is "missing".
+    `cache_prepare`: see `runtimes.docker_prepared`."""
 
     user: str | None = None
-    pull: bool = False
+    pull: bool | Literal["missing", "always", "never"] = "never"
+    cache_prepare: bool = False
+
+    @property
+    def policy(self) -> str:
+        return self.pull if isinstance(self.pull, str) else "missing" if self.pull else "never"
 
 
 class DockerRuntime:
@@ -54,12 +56,14 @@ class DockerRuntime:
     def __init__(self, settings: Settings):
         self._data_dir = str(Path(settings.data_dir).resolve())
         self._engine = Engine()
-        self._pulls: dict[str, threading.Lock] = {}
         self._enters: bool | None = None  # can containers' namespaces be entered? None: not tried yet
+        self._quota: bool | None = None  # does the engine keep disk quotas? None: not tried yet
 
     def check(self, spec: RuntimeSpec) -> None:
-        read_options(spec, Options, self.name)
+        options = read_options(spec, Options, self.name)
         check_volumes(spec, self._data_dir)
+        if spec.user and options.user and spec.user != options.user:
+            raise UnsupportedSpec(f"runtime.options.user: '{options.user}' contradicts runtime.user: '{spec.user}'")
         if not spec.image:
             raise UnsupportedSpec("runtime.image: the 'docker' runtime needs one")
         if spec.workdir and posixpath.normpath(spec.workdir) != spec.workdir:
@@ -81,11 +85,18 @@ class DockerRuntime:
         deadline = time.monotonic() + timeout
         options = read_options(spec, Options, self.name)
         image = self._image(spec, options, deadline)
+        more: dict[str, str] = {}
+        if options.cache_prepare and (steps := docker_prepared.steps_of(spec, labels)):
+            tag = docker_prepared.key(image["Id"], spec, steps)
+            more = {"steps": docker_prepared.name_of(steps), "tag": tag}
+            if docker_prepared.find(self._engine, tag):
+                more["prepared"] = "1"
+                spec = replace(spec, image=f"{docker_prepared.REPOSITORY}:{tag}")
         proxy = proxy if spec.network != "none" else None
         while True:
             bridge = self._bridge(proxy)
             try:
-                return self._create(spec, options, image, labels, proxy, bridge, deadline)
+                return self._create(spec, options, image, labels, proxy, bridge, deadline, more)
             except _CantEnter as e:
                 log.info("containers' networks can't be entered from here (%s): the proxy comes in by a relay", e)
                 self._enters = False
@@ -116,12 +127,14 @@ class DockerRuntime:
         proxy: ProxyEndpoint | None,
         bridge: str | None,
         deadline: float,
+        more: dict[str, str],
     ) -> DockerSandbox:
         config = image.get("Config") or {}
-        user = options.user if options.user is not None else config.get("User") or ""
+        wished = spec.user or options.user
+        user = wished if wished is not None else config.get("User") or ""
         home = spec.env.get("HOME") or "/root"
         workdir = spec.workdir or config.get("WorkingDir") or DEFAULT_WORKDIR
-        state = {"home": home, "user": user}
+        state = {"home": home, "user": user, **more}
         if bridge and proxy:
             state |= {"bridge": bridge, "proxy_url": proxy.url, "proxy_socket": proxy.socket or ""}
         ref = SandboxRef(
@@ -135,74 +148,58 @@ class DockerRuntime:
         sandbox = DockerSandbox(self._engine, ref)
         try:
             with self._engine.call(timeout=_left(deadline), code="runtime_create_failed") as api:
-                made = api.create_container_from_config(self._config(api, spec, ref, labels, proxy, bridge), ref.handle)
+                made = self._made(api, spec, ref, docker_config.container(api, spec, ref, labels, proxy, bridge))
                 ref = replace(ref, handle=made["Id"])
                 sandbox = DockerSandbox(self._engine, ref)
                 api.start(ref.handle)
-                pid = api.inspect_container(ref.handle)["State"]["Pid"]
+                told = api.inspect_container(ref.handle)
+                pid = told["State"]["Pid"]
+            if spec.disk_mb and not self._quota:
+                ref = self._watched(ref, spec.disk_mb, told)
+                sandbox = DockerSandbox(self._engine, ref)
             if bridge == docker_bridge.NAMESPACE:
                 _try_entering(pid, ref.handle)
             elif bridge == docker_bridge.RELAY and proxy and proxy.socket:
                 sandbox.start_relay(proxy.socket)
             if user and user.split(":")[0] not in ("0", "root"):
-                sandbox = self._as_user(sandbox, own_workdir=options.user is not None, deadline=deadline)
+                sandbox = self._as_user(sandbox, own_workdir=wished is not None, deadline=deadline)
             _left(deadline)
             return sandbox
         except EngineNotFound as e:
-            sandbox.destroy()
+            _undo(sandbox)
             raise InfraError(f"Docker engine: {e.explanation or e}", code="runtime_create_failed") from e
         except InfraError as e:
-            sandbox.destroy()
+            _undo(sandbox)
             if e.code == "exec_failed":
                 raise InfraError(e.message, code="runtime_create_failed", retryable=e.retryable) from e
             raise
         except BaseException:
-            sandbox.destroy()
+            _undo(sandbox)
             raise
 
-    def _config(
-        self,
-        api: Any,
-        spec: RuntimeSpec,
-        ref: SandboxRef,
-        labels: dict[str, str],
-        proxy: ProxyEndpoint | None,
-        bridge: str | None,
-    ) -> dict[str, Any]:
-        mounts = [Mount(v.target, v.source, type="bind", read_only=True) for v in spec.volumes]
-        if bridge == docker_bridge.RELAY and proxy and proxy.socket:
-            # The folder, not the socket: a proxy that starts anew makes a new socket.
-            folder = os.path.dirname(os.path.abspath(proxy.socket))
-            mounts.append(Mount(docker_bridge.MOUNT, folder, type="bind", read_only=True))
-        memory = (spec.memory_mb or DEFAULT_MEMORY_MB) << 20
-        host = api.create_host_config(
-            init=True,
-            cap_drop=["ALL"],
-            security_opt=["no-new-privileges:true"],
-            network_mode="bridge" if spec.network == "internet" else "none",
-            ipc_mode="private",
-            mem_limit=memory,
-            memswap_limit=memory,
-            pids_limit=spec.pids or DEFAULT_PIDS,
-            nano_cpus=int(spec.cpus * 1e9) if spec.cpus else None,
-            device_requests=[DeviceRequest(count=spec.gpus, capabilities=[["gpu"]])] if spec.gpus else None,
-            ulimits=[Ulimit(name="core", soft=0, hard=0)],
-            oom_score_adj=500,  # before the worker
-            mounts=mounts,
-            log_config={"type": "none", "config": {}},
-        )
-        return api.create_container_config(
-            spec.image,
-            # Root's process, without capabilities: an agent that isn't root can't end it.
-            ["infinity"],
-            entrypoint=["sleep"],
-            user="0:0",
-            working_dir=ref.workdir,
-            environment=spec.env,
-            labels={**labels, LABEL_REF: to_json(ref).decode()},
-            host_config=host,
-            healthcheck={"test": ["NONE"]},
-        )
+    def _made(self, api: Any, spec: RuntimeSpec, ref: SandboxRef, config: dict[str, Any]) -> dict[str, Any]:
+        """With a quota on its files where the engine's storage can keep one."""
+        if spec.disk_mb and self._quota is not False:
+            try:
+                limited = {**config, "HostConfig": {**config["HostConfig"], "StorageOpt": {"size": f"{spec.disk_mb}m"}}}
+                made = api.create_container_from_config(limited, ref.handle)
+                self._quota = True
+                return made
+            except APIError as e:
+                if "storage" not in str(e.explanation).lower():
+                    raise
+                log.info("no disk quotas on this engine (%s): what sandboxes write is watched", e.explanation)
+                self._quota = False
+        return api.create_container_from_config(config, ref.handle)
+
+    def _watched(self, ref: SandboxRef, disk_mb: int, told: dict[str, Any]) -> SandboxRef:
+        upper = ((told.get("GraphDriver") or {}).get("Data") or {}).get("UpperDir") or ""
+        if not (upper and self._engine.is_local() and os.access(upper, os.R_OK)):
+            raise UnsupportedSpec(
+                "runtime.disk_mb: this Docker engine's storage has no quotas (overlay2 on xfs with pquota has), and the "
+                "sandbox's files can't be measured from here"
+            )
+        return replace(ref, state={**ref.state, "upper": upper, "disk": str(disk_mb << 20)})
 
     def _as_user(self, sandbox: DockerSandbox, *, own_workdir: bool, deadline: float) -> DockerSandbox:
         """Who the user is, by the image's own word; the working directory becomes theirs if the task chose them."""
@@ -227,28 +224,18 @@ class DockerRuntime:
 
     def _image(self, spec: RuntimeSpec, options: Options, deadline: float) -> dict[str, Any]:
         assert spec.image
-        try:
-            with self._engine.call(timeout=_left(deadline), code="runtime_create_failed") as api:
-                return api.inspect_image(spec.image)
-        except ImageNotFound as e:
-            if not options.pull:
-                raise InfraError(
-                    f"image '{spec.image}' is not on this node (options.pull would fetch it)",
-                    code="image_missing",
-                    retryable=False,
-                ) from e
-        with self._pulls.setdefault(spec.image, threading.Lock()):
+        if options.policy != "always":
             try:
                 with self._engine.call(timeout=_left(deadline), code="runtime_create_failed") as api:
-                    for event in api.pull(spec.image, stream=True, decode=True):
-                        _left(deadline)
-                        if "error" in event:
-                            raise InfraError(
-                                f"image '{spec.image}': {event['error']}", code="image_missing", retryable=False
-                            )
                     return api.inspect_image(spec.image)
-            except EngineNotFound as e:
-                raise InfraError(f"image '{spec.image}': {e}", code="image_missing", retryable=False) from e
+            except ImageNotFound as e:
+                if options.policy == "never":
+                    raise InfraError(
+                        f"image '{spec.image}' is not on this node (options.pull would fetch it)",
+                        code="image_missing",
+                        retryable=False,
+                    ) from e
+        return docker_pull.pull(self._engine, spec.image, lambda: _left(deadline))
 
     # -- finding them again
 
@@ -260,6 +247,14 @@ class DockerRuntime:
         with self._engine.call(code="runtime_create_failed") as api:
             found = api.containers(all=True, filters={"label": wanted})
         return [replace(from_json(c["Labels"][LABEL_REF], SandboxRef, LABEL_REF), handle=c["Id"]) for c in found]
+
+
+def _undo(sandbox: DockerSandbox) -> None:
+    """The first error is the one to tell. What is left carries its labels, for the janitor."""
+    try:
+        sandbox.destroy()
+    except PolarError as e:
+        log.warning("half-made container %s: %s", sandbox.ref.handle[:12], e)
 
 
 class _CantEnter(Exception):

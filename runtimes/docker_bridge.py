@@ -9,22 +9,17 @@ Needs python3 or socat in the image.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import threading
+import socket
 from collections.abc import Iterator
 
 from polar.errors import InfraError
 from polar.sandbox import ProxyEndpoint
-from runtimes import netns
-from runtimes.forward import PORT, Forward, forwarder
+from runtimes import listeners, netns
+from runtimes.forward import PORT
 
 MOUNT = "/run/polar-proxy"
 NAMESPACE, RELAY = "namespace", "relay"
-
-_lock = threading.Lock()
-# By container and its first process (a restart makes a new network): the listener, and how many commands need it.
-_open: dict[tuple[str, int], tuple[Forward, int]] = {}
 
 
 def may_enter() -> bool:
@@ -34,28 +29,14 @@ def may_enter() -> bool:
 @contextlib.contextmanager
 def opened(container: str, pid: int, proxy: ProxyEndpoint) -> Iterator[None]:
     """The `namespace` way, for as long as the context lasts. `pid` is the container's first process."""
-    key = (container, pid)
-    with _lock:
-        forward, users = _open.get(key, (None, 0))
-        if forward is None:
-            if not netns.is_container(pid, container):
-                raise InfraError("the container's processes can't be seen from here", code="exec_failed")
-            try:
-                forward = forwarder().serve(netns.listen(pid, PORT), proxy)
-            except OSError as e:
-                why = f"port {PORT} inside is taken" if e.errno == errno.EADDRINUSE else str(e)
-                raise InfraError(f"can't bring the proxy inside: {why}", code="exec_failed") from e
-        _open[key] = (forward, users + 1)
-    try:
+
+    def listen() -> socket.socket:
+        if not netns.is_container(pid, container):
+            raise InfraError("the container's processes can't be seen from here", code="exec_failed")
+        return netns.listen(pid, PORT)
+
+    with listeners.opened((container, pid), listen, proxy):
         yield
-    finally:
-        with _lock:
-            forward, users = _open[key]
-            if users > 1:
-                _open[key] = (forward, users - 1)
-            else:
-                del _open[key]
-                forward.close()
 
 
 # Starts the relay, or finds it running; ends when connections are accepted. It waits for a proxy that is being restarted.

@@ -51,7 +51,8 @@ def write(engine: Engine, handle: str, under: str, before: set[str], target: Pat
     base = under.rstrip("/") + "/"
     with Writer(target, limit) as out:
         out.removed({*now.removed, *gone})
-        if len(tops) + len(now.changed) > MAX_REQUESTS:
+        # Podman follows links where a single path is asked for.
+        if len(tops) + len(now.changed) > MAX_REQUESTS or engine.is_podman():
             _from_export(engine, handle, base, set(now.added) | set(now.changed), out)
         else:
             for path in now.changed:

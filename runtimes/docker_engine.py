@@ -15,7 +15,9 @@ from docker.utils import kwargs_from_env
 
 from polar.errors import InfraError
 
-CONCURRENCY = 8  # more calls at once only make the engine slower
+PARALLEL_VARIABLE = "POLAR_DOCKER_PARALLEL"
+# Calls at once of one process: more only make the engine slower (docs/runtimes.md has the measurement).
+CONCURRENCY = max(4, 2 * (os.cpu_count() or 1))
 DEFAULT_TIMEOUT = 60.0
 
 
@@ -34,10 +36,12 @@ class _Client(docker.APIClient):
 
 
 class Engine:
-    def __init__(self, concurrency: int = CONCURRENCY):
-        self._slots = threading.BoundedSemaphore(concurrency)
+    def __init__(self, concurrency: int | None = None):
+        wanted = concurrency or int(os.environ.get(PARALLEL_VARIABLE) or CONCURRENCY)
+        self._slots = threading.BoundedSemaphore(wanted)
         self._lock = threading.Lock()
         self._client: tuple[int, _Client] | None = None
+        self._podman: bool | None = None
 
     @contextlib.contextmanager
     def call(self, *, timeout: float = DEFAULT_TIMEOUT, code: str = "exec_failed") -> Iterator[Any]:
@@ -57,10 +61,20 @@ class Engine:
     def client(self) -> _Client:
         with self._lock:
             if self._client is None or self._client[0] != os.getpid():
-                made = _Client(version="auto", num_pools=4, **kwargs_from_env())
+                settings = kwargs_from_env()
+                # The system's own ssh program: it knows the user's keys and hosts.
+                over_ssh = str(settings.get("base_url", "")).startswith("ssh://")
+                made = _Client(version="auto", num_pools=4, use_ssh_client=over_ssh, **settings)
                 made.get_adapter(made.base_url)
                 self._client = (os.getpid(), made)
             return self._client[1]
+
+    def is_podman(self) -> bool:
+        """Podman behind the same API differs in a few answers."""
+        if self._podman is None:
+            parts = self.client().version().get("Components") or []
+            self._podman = any("podman" in str(p.get("Name", "")).lower() for p in parts)
+        return self._podman
 
     def is_local(self) -> bool:
         """Is the engine reached through a socket of this machine? (It may still be a tunnel to another one.)"""

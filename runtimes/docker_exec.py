@@ -8,7 +8,7 @@ import ssl
 import time
 from typing import Any
 
-from docker.errors import NotFound
+from docker.errors import APIError, NotFound
 
 from polar.errors import InfraError
 from runtimes.docker_engine import Engine, translated
@@ -19,6 +19,10 @@ CHUNK = 1 << 16
 QUIET = 5.0  # seconds without output after which the engine is asked whether the command still runs
 # Failures that are the command's own, though the engine reports them.
 _OWN = (("executable file not found", 127), ("no such file or directory", 127), ("permission denied", 126))
+
+
+class NotRunning(InfraError):
+    """The container ended before the command began: its agent may have killed everything the moment before."""
 
 
 class Frames:
@@ -58,7 +62,14 @@ def run(
 ) -> int | None:
     """Its exit code, or None when `watch` expired: then it still runs. Raises InfraError, or NotFound without container."""
     with engine.call() as api:
-        made = api.exec_create(container, argv, stdin=stdin is not None, environment=env, workdir=cwd, user=user or "")
+        try:
+            made = api.exec_create(
+                container, argv, stdin=stdin is not None, environment=env, workdir=cwd, user=user or ""
+            )
+        except APIError as e:
+            if e.status_code != 409:
+                raise
+            raise NotRunning(f"Docker engine: {e.explanation}", code="exec_failed") from e
         # The SDK's own way to this connection loses what came in one packet with the headers.
         response = api._post_json(
             api._url("/exec/{0}/start", made["Id"]),
@@ -152,7 +163,8 @@ def _exit_code(engine: Engine, exec_id: str) -> tuple[int, bool]:
         except NotFound as e:
             raise InfraError("the container went away while a command ran", code="exec_failed") from e
         if not state["Running"] and state["ExitCode"] is not None:
-            return int(state["ExitCode"]), bool(state["Pid"])
+            # Podman forgets the pid of what has ended, and answers a failed start by an error.
+            return int(state["ExitCode"]), bool(state["Pid"]) or engine.is_podman()
         if time.monotonic() > deadline:
             raise InfraError("the engine doesn't tell how the command ended", code="exec_failed")
         time.sleep(0.02)

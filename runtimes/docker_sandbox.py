@@ -20,16 +20,18 @@ from docker.errors import NotFound as EngineNotFound
 from polar.changes import decode, encode
 from polar.errors import InfraError, NotFound
 from polar.sandbox import ExecResult, ProxyEndpoint, SandboxRef
-from runtimes import docker_bridge, docker_changes, docker_exec, netns, procs, tree
+from polar.task import Prepare
+from runtimes import docker_bridge, docker_changes, docker_exec, docker_prepared, netns, procs, tree
+from runtimes.disk import DiskWatch
 from runtimes.docker_engine import Engine, ignore
 from runtimes.docker_reader import Reader
 from runtimes.output import Output
 from runtimes.paths import inside
+from runtimes.pidspace import EXEC_MARK, PidSpace
 from runtimes.watch import Watch
 
 log = logging.getLogger("polar.docker")
 
-EXEC_MARK = "POLAR_EXEC"
 TRANSFER_TIMEOUT = 600.0  # seconds for one upload or download
 _SPOOL = 8 << 20  # bytes of an upload kept in memory
 _MOUNTED = ("/dev", "/proc", "/sys")  # the engine says yes to uploads there, and they vanish
@@ -65,37 +67,23 @@ class DockerSandbox:
         log_limit: int = 16 * 1024 * 1024,
         cancelled: Callable[[], bool] | None = None,
     ) -> ExecResult:
-        watch = Watch(timeout, cancelled)
+        disk = DiskWatch(Path(self.ref.state.get("upper", "")), int(self.ref.state.get("disk", "0")) or None, cancelled)
+        watch = Watch(timeout, disk if disk.needed else None)
         output = Output(output_limit, log, log_limit)
-        mark = secrets.token_hex(12)
         command = ["sh", "-c", argv] if isinstance(argv, str) else argv
         # The engine's two streams come in no certain order; one keeps what was written first first.
         command = ["sh", "-c", 'exec "$@" 2>&1', "sh", *command]
         try:
-            with self._existing(), self._reachable() as pid:
-                before = self._present(pid)
-                begun = procs.ticks_now()
+            for attempt in range(3):
                 try:
-                    code = docker_exec.run(
-                        self._engine,
-                        self.ref.handle,
-                        command,
-                        env={**(env or {}), EXEC_MARK: mark},
-                        cwd=inside(self.ref, cwd or ""),
-                        user=self._user,
-                        stdin=stdin,
-                        watch=watch,
-                        output=output,
-                    )
-                except BaseException:
-                    with contextlib.suppress(InfraError, EngineNotFound):
-                        self._kill(pid, mark, begun, before)
-                    raise
-                if code is None:
-                    self._kill(pid, mark, begun, before)
+                    code = self._command(command, env or {}, cwd, stdin, watch, output)
+                    break
+                except docker_exec.NotRunning:
+                    if attempt == 2:
+                        raise
         finally:
             output.close()
-        return ExecResult(
+        result = ExecResult(
             exit_code=code,
             timed_out=watch.timed_out,
             cancelled=watch.was_cancelled,
@@ -103,6 +91,42 @@ class DockerSandbox:
             output_bytes=output.total,
             seconds=watch.seconds,
         )
+        return disk.told(result)
+
+    def _command(
+        self,
+        command: list[str],
+        env: dict[str, str],
+        cwd: str | None,
+        stdin: bytes | None,
+        watch: Watch,
+        output: Output,
+    ) -> int | None:
+        mark = secrets.token_hex(12)
+        with self._existing(), self._reachable() as pid:
+            before = PidSpace(pid).present(with_main=True) if docker_bridge.may_enter() else set()
+            begun = procs.ticks_now()
+            try:
+                code = docker_exec.run(
+                    self._engine,
+                    self.ref.handle,
+                    command,
+                    env={**env, EXEC_MARK: mark},
+                    cwd=inside(self.ref, cwd or ""),
+                    user=self._user,
+                    stdin=stdin,
+                    watch=watch,
+                    output=output,
+                )
+            except docker_exec.NotRunning:
+                raise
+            except BaseException:
+                with contextlib.suppress(InfraError, EngineNotFound):
+                    self._kill(pid, mark, begun, before)
+                raise
+            if code is None:
+                self._kill(pid, mark, begun, before)
+            return code
 
     @contextlib.contextmanager
     def _existing(self) -> Iterator[None]:
@@ -156,35 +180,12 @@ class DockerSandbox:
             text = output.tail.decode("utf-8", "replace").strip()
             raise InfraError(f"the relay to the proxy doesn't start: {text or code}", code="exec_failed")
 
-    def _present(self, pid: int) -> set[tuple[int, int]]:
-        """(pid, start) of what runs in the container already. Its main process belongs to that: in a container just
-        started it may be a moment late, and within one clock tick of the command that comes next."""
-        if not docker_bridge.may_enter():
-            return set()
-        space, deadline = procs.namespace(pid, "pid"), time.monotonic() + 1.0
-        while True:
-            here = [p for p in procs.scan().values() if p.ppid == pid or procs.namespace(p.pid, "pid") == space]
-            if any(p.ppid == pid for p in here) or time.monotonic() > deadline:
-                return {(p.pid, p.start) for p in here}
-            time.sleep(0.005)
-
     def _kill(self, pid: int, mark: str, begun: int, before: set[tuple[int, int]]) -> None:
-        """End what a command started: all that began in the container since it did and isn't another command's. Where
-        the processes can't be seen, or resist, everything in the container is ended; its files stay."""
+        """End what a command started. Where the processes can't be seen, or resist, everything in the container is
+        ended; its files stay."""
         if docker_bridge.may_enter() and netns.is_container(pid, self.ref.handle):
-            space, entry = procs.namespace(pid, "pid"), f"{EXEC_MARK}={mark}".encode()
-
-            def ours(all: dict[int, procs.Proc]) -> set[int]:
-                return {
-                    p.pid
-                    for p in all.values()
-                    if p.start >= begun
-                    and (p.pid, p.start) not in before
-                    and procs.namespace(p.pid, "pid") == space
-                    and not _others(p.pid, entry)
-                }
-
-            if space and procs.kill_all(ours, timeout=3):
+            space = PidSpace(pid)
+            if space.name and procs.kill_all(lambda all: space.begun_by(all, mark, begun, before), timeout=3):
                 return
         self.stop()
         self._running()
@@ -250,6 +251,8 @@ class DockerSandbox:
 
     def download(self, source: str, target: Path, *, limit: int) -> bool:
         path = inside(self.ref, source)
+        while path.endswith("/."):  # the engine would leave the common name out of the archive
+            path = path[:-2] or "/"
         try:
             with self._engine.call(timeout=TRANSFER_TIMEOUT, code="artifact_failed") as api:
                 for _ in range(_LINKS):
@@ -283,6 +286,20 @@ class DockerSandbox:
     def _folder(self, under: str) -> str:
         return posixpath.normpath(inside(self.ref, under))
 
+    # -- preparation
+
+    def is_prepared(self, steps: list[Prepare]) -> bool:
+        return docker_prepared.checked(self.ref.state, steps)
+
+    def keep_prepared(self, steps: list[Prepare]) -> None:
+        tag = self.ref.state.get("tag")
+        if not tag or self.ref.state["steps"] != docker_prepared.name_of(steps):
+            return
+        try:
+            docker_prepared.keep(self._engine, self.ref.handle, tag)
+        except (InfraError, EngineNotFound) as e:
+            log.warning("the prepared sandbox isn't kept: %s", e)
+
     # -- the end
 
     def stop(self) -> None:
@@ -292,7 +309,8 @@ class DockerSandbox:
                 try:
                     api.kill(self.ref.handle)
                 except APIError as e:
-                    ignore(e, 409)  # it doesn't run
+                    if "can only kill running" not in str(e.explanation):  # Podman's word for the same
+                        ignore(e, 409)  # it doesn't run
                 deadline = time.monotonic() + 15
                 while api.inspect_container(self.ref.handle)["State"]["Running"]:
                     if time.monotonic() > deadline:
@@ -307,13 +325,3 @@ class DockerSandbox:
                 api.remove_container(self.ref.handle, force=True, v=True)
             except APIError as e:
                 ignore(e, 404, 409)  # somebody else is at it
-
-
-def _others(pid: int, entry: bytes) -> bool:
-    """Does the process belong to another command than `entry` marks? One without a mark doesn't."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as f:
-            marks = [e for e in f.read().split(b"\0") if e.startswith(EXEC_MARK.encode() + b"=")]
-    except OSError:
-        return False
-    return bool(marks) and entry not in marks

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from runtimes.identity import acting_as
+
 MAX_LINKS = 40
 _DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -25,17 +27,27 @@ class Escape(OSError):
 
 class Root:
     """`folder` is what the sandbox sees as `/`; with `as_host`, the sandbox sees the host's paths and may use those
-    inside `folder`."""
+    inside `folder`. `owner` (uid, gid) is whom new files belong to, if this process is root. With `mounted`, `folder` is
+    a sandbox's live file system, and other ones mounted in it (its /proc, volumes) are not entered."""
 
-    def __init__(self, folder: Path, *, as_host: bool = False):
+    def __init__(
+        self, folder: Path, *, as_host: bool = False, owner: tuple[int, int] | None = None, mounted: bool = False
+    ):
         self.folder = folder
         self.as_host = as_host
+        self.owner = owner
+        self.mounted = mounted
+
+    @property
+    def device(self) -> int | None:
+        return os.stat(self.folder).st_dev if self.mounted else None
 
     @contextmanager
     def locate(self, path: str, *, parents: bool = False) -> Iterator[tuple[int, str]]:
         """An open directory and a name in it that is not a link (it may not exist). `path` is absolute inside;
         `parents` makes missing folders. Raises OSError."""
-        stack = [os.open(self.folder, _DIR)]
+        # The folder itself may be a link of the kernel's (/proc/PID/root).
+        stack = [os.open(self.folder, _DIR & ~os.O_NOFOLLOW if self.mounted else _DIR)]
         try:
             name = self._walk(stack, path, parents)
             yield stack[-1], name
@@ -66,10 +78,13 @@ class Root:
                 return part
             if parents:
                 try:
-                    os.mkdir(part, 0o755, dir_fd=stack[-1])
+                    with acting_as(self.owner):
+                        os.mkdir(part, 0o755, dir_fd=stack[-1])
                 except FileExistsError:
                     pass
             stack.append(os.open(part, _DIR, dir_fd=stack[-1]))
+            if self.mounted and os.fstat(stack[-1]).st_dev != os.fstat(stack[0]).st_dev:
+                raise Escape(errno.EXDEV, "another file system is mounted there", path)
         return "."
 
     def _parts(self, path: str) -> list[str]:
@@ -84,50 +99,56 @@ class Root:
     def write(self, path: str, source: BinaryIO, mode: int) -> None:
         """Make or replace a file, in one step."""
         with self.locate(path, parents=True) as (fd, name):
-            put_file(fd, name, source, mode)
+            put_file(fd, name, source, mode, self.owner)
 
     def put_tree(self, source: Path, path: str, mode: int | None) -> None:
         """Copy a host folder to `path`, into what is there. Links are copied as links; `mode` is for the files."""
         with self.locate(path, parents=True) as (fd, name):
-            _put_folder(source, fd, name, mode)
+            _put_folder(source, fd, name, mode, self.owner)
 
 
-def put_file(fd: int, name: str, source: BinaryIO, mode: int) -> None:
+def put_file(fd: int, name: str, source: BinaryIO, mode: int, owner: tuple[int, int] | None = None) -> None:
     if name == ".":
         raise IsADirectoryError(errno.EISDIR, "is a folder", name)
     temp = f".polar-{secrets.token_hex(8)}"
-    out = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=fd)
-    try:
-        with open(out, "wb") as f:
-            while chunk := source.read(1 << 20):
-                f.write(chunk)
-            os.fchmod(f.fileno(), mode)
-        os.rename(temp, name, src_dir_fd=fd, dst_dir_fd=fd)
-    except BaseException:
-        os.unlink(temp, dir_fd=fd)
-        raise
-
-
-def _put_folder(source: Path, fd: int, name: str, mode: int | None) -> None:
-    if name != ".":
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with acting_as(owner):
+        out = os.open(temp, flags, 0o600, dir_fd=fd)
         try:
-            os.mkdir(name, stat.S_IMODE(source.stat().st_mode) & 0o777 | 0o700, dir_fd=fd)
+            with open(out, "wb") as f:
+                while chunk := source.read(1 << 20):
+                    f.write(chunk)
+                os.fchmod(f.fileno(), mode)
+            os.rename(temp, name, src_dir_fd=fd, dst_dir_fd=fd)
+        except BaseException:
+            os.unlink(temp, dir_fd=fd)
+            raise
+
+
+def _put_folder(source: Path, fd: int, name: str, mode: int | None, owner: tuple[int, int] | None) -> None:
+    if name != ".":
+        own = stat.S_IMODE(source.stat().st_mode) & 0o777 | 0o700
+        try:
+            with acting_as(owner):
+                os.mkdir(name, own, dir_fd=fd)
         except FileExistsError:
             pass
     here = os.open(name, _DIR, dir_fd=fd)
     try:
         for entry in os.scandir(source):
             if entry.is_symlink():
-                try:
-                    os.unlink(entry.name, dir_fd=here)
-                except FileNotFoundError:
-                    pass
-                os.symlink(os.readlink(entry.path), entry.name, dir_fd=here)
+                link = os.readlink(entry.path)
+                with acting_as(owner):
+                    try:
+                        os.unlink(entry.name, dir_fd=here)
+                    except FileNotFoundError:
+                        pass
+                    os.symlink(link, entry.name, dir_fd=here)
             elif entry.is_dir():
-                _put_folder(Path(entry.path), here, entry.name, mode)
+                _put_folder(Path(entry.path), here, entry.name, mode, owner)
             elif entry.is_file():
                 with open(entry.path, "rb") as f:
-                    put_file(here, entry.name, f, entry.stat().st_mode & 0o777 if mode is None else mode)
+                    put_file(here, entry.name, f, entry.stat().st_mode & 0o777 if mode is None else mode, owner)
     finally:
         os.close(here)
 

@@ -20,13 +20,14 @@ from polar.errors import InfraError, PolarError, UnsupportedSpec
 from polar.ids import is_id, new_id
 from polar.sandbox import ProxyEndpoint, SandboxRef
 from polar.task import RuntimeSpec
-from runtimes import bwrap, forward
+from runtimes import bwrap, cgroups, forward, seccomp
 from runtimes.local_box import Record, mount_points
 from runtimes.local_sandbox import LocalSandbox
 from runtimes.options import check_volumes, read_options, refuse
 
 log = logging.getLogger("polar.local")
 
+DEFAULT_PIDS = 512  # where there are control groups
 Isolation = Literal["auto", "bwrap", "none"]
 Count = Annotated[int, Meta(ge=1)]
 
@@ -41,7 +42,10 @@ class Rlimits(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
 
 
 class Options(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
+    """`seccomp` false leaves the system call filter out (bubblewrap only)."""
+
     isolation: Isolation = "auto"
+    seccomp: bool = True
     rlimits: Rlimits = field(default_factory=Rlimits)
 
 
@@ -57,15 +61,17 @@ class LocalRuntime:
 
     def _options(self, spec: RuntimeSpec) -> Options:
         options = read_options(spec, Options, self.name)
-        refuse(
-            spec,
-            self.name,
-            image="local sandboxes have no images",
-            gpus="it sees no devices",
-            cpus="it has no control groups",
-            memory_mb="it has no control groups; options.rlimits.address_space_mb bounds each single process",
-            pids="it has no control groups",
-        )
+        refuse(spec, self.name, image="local sandboxes have no images", gpus="it sees no devices")
+        groups = cgroups.find()
+        if isinstance(groups, str):
+            refuse(
+                spec,
+                self.name,
+                cpus=groups,
+                memory_mb=f"{groups}; options.rlimits.address_space_mb bounds each single process",
+                pids=groups,
+            )
+        _user(spec)
         check_volumes(spec, str(self.data_dir))
         if options.isolation == "none":
             _check_plain(spec, "with isolation 'none'")
@@ -77,7 +83,10 @@ class LocalRuntime:
         found = bwrap.find()
         if isinstance(found, str):
             return True, f"UNSANDBOXED processes (no bubblewrap: {found})"
-        return True, f"bubblewrap {found.version}"
+        groups = cgroups.find()
+        limits = f"no limits: {groups}" if isinstance(groups, str) else f"cgroups v{groups.version}"
+        filtered = "" if seccomp.supported() else ", no system call filter on this machine's architecture"
+        return True, f"bubblewrap {found.version} ({limits}{filtered})"
 
     def create(
         self, spec: RuntimeSpec, *, labels: dict[str, str], proxy: ProxyEndpoint | None, timeout: float
@@ -97,7 +106,7 @@ class LocalRuntime:
             return sandbox
         except OSError as e:
             try:
-                LocalSandbox(self, Record(ref=_bare(sandbox_id, labels))).destroy()
+                LocalSandbox(self, Record(ref=_bare(sandbox_id, labels), grouped=True)).destroy()
             except PolarError as left:
                 log.warning("half-made sandbox %s: %s", folder, left)
             raise InfraError(f"can't make a sandbox in '{folder}': {e}", code="runtime_create_failed") from e
@@ -140,6 +149,10 @@ class LocalRuntime:
         )
         if not boxed:
             log.warning("sandbox %s is UNSANDBOXED: its commands run as ordinary processes of this host", sandbox_id)
+        groups = isinstance(cgroups.find(), cgroups.Cgroups)
+        rlimits = {k: v for k, v in msgspec.to_builtins(options.rlimits).items() if v is not None}
+        wished = {"open_files": spec.open_files, "file_size_mb": spec.disk_mb}
+        rlimits |= {k: v for k, v in wished.items() if v is not None and k not in rlimits}
         return Record(
             ref=ref,
             env=spec.env,
@@ -147,7 +160,14 @@ class LocalRuntime:
             proxy=proxied if bridged else None,
             volumes=spec.volumes,
             mounts=list(mount_points(spec)) if boxed else [],
-            rlimits={k: v for k, v in msgspec.to_builtins(options.rlimits).items() if v is not None},
+            rlimits=rlimits,
+            filtered=options.seccomp,
+            user=_user(spec),
+            grouped=groups,
+            cpus=spec.cpus,
+            memory=spec.memory_mb << 20 if spec.memory_mb else None,
+            pids=spec.pids or DEFAULT_PIDS,
+            disk=spec.disk_mb << 20 if spec.disk_mb else None,
         )
 
     def attach(self, ref: SandboxRef) -> LocalSandbox:
@@ -188,10 +208,23 @@ def _check_plain(spec: RuntimeSpec, when: str) -> None:
     with a warning, but who asks for `none` must get it."""
     if spec.network == "none":
         raise UnsupportedSpec(f"runtime.network: the 'local' runtime can't keep 'none' {when}")
+    if spec.user:
+        raise UnsupportedSpec(f"runtime.user: the 'local' runtime can't be '{spec.user}' {when}")
     if spec.workdir:
         raise UnsupportedSpec(f"runtime.workdir: the 'local' runtime can't place it at '{spec.workdir}' {when}")
     for i, v in enumerate(spec.volumes):
         raise UnsupportedSpec(f"runtime.volumes[{i}]: the 'local' runtime can't mount '{v.source}' {when}")
+
+
+def _user(spec: RuntimeSpec) -> list[int]:
+    """uid and gid inside; empty without a wish."""
+    if spec.user is None:
+        return []
+    name = {"root": "0:0"}.get(spec.user, spec.user)
+    uid, _, gid = name.partition(":")
+    if not all(n.isdecimal() and int(n) < 1 << 31 for n in (uid, gid or uid)):
+        raise UnsupportedSpec(f"runtime.user: the 'local' runtime knows 'root', 'uid' and 'uid:gid', not '{spec.user}'")
+    return [int(uid), int(gid or uid)]
 
 
 def _bare(sandbox_id: str, labels: dict[str, str]) -> SandboxRef:

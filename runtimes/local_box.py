@@ -14,7 +14,8 @@ from msgspec import Struct, field
 from polar.errors import InfraError, UnsupportedSpec
 from polar.sandbox import ExecResult, ProxyEndpoint, SandboxRef
 from polar.task import RuntimeSpec, Volume
-from runtimes import bwrap, forward
+from runtimes import bwrap, forward, seccomp
+from runtimes.enter import in_memory
 
 
 class Record(Struct, kw_only=True):
@@ -28,6 +29,13 @@ class Record(Struct, kw_only=True):
     volumes: list[Volume] = field(default_factory=list)
     mounts: list[str] = field(default_factory=list)
     rlimits: dict[str, int] = field(default_factory=dict)
+    filtered: bool = True
+    user: list[int] = field(default_factory=list)  # uid and gid inside; empty: the worker's own
+    grouped: bool = False  # it has a control group
+    cpus: float | None = None
+    memory: int | None = None  # bytes
+    pids: int | None = None
+    disk: int | None = None  # bytes
 
 
 def mount_points(spec: RuntimeSpec) -> tuple[str, ...]:
@@ -86,6 +94,10 @@ def boxed(record: Record, files: Path, data_dir: Path, inner: list[str]) -> Iter
             stack.callback(serving.close)
             ours.append(channel.detach())
             inner = bwrap.listening(inner, ours[1], forward.PORT)
+        argv = [found.binary, *found.flags, "--json-status-fd", str(theirs), *_arguments(record, files, data_dir)]
+        if record.filtered and seccomp.supported():
+            ours.append(in_memory("polar-filter", seccomp.program()))
+            argv += ["--seccomp", str(ours[-1])]
         fds = tuple(ours)
 
         def spawned() -> None:
@@ -101,7 +113,6 @@ def boxed(record: Record, files: Path, data_dir: Path, inner: list[str]) -> Iter
                 text = result.output.decode("utf-8", "replace").strip()[-300:]
                 raise InfraError(f"the sandbox can't be entered: {text}", code="exec_failed")
 
-        argv = [found.binary, *found.flags, "--json-status-fd", str(theirs), *_arguments(record, files, data_dir)]
         yield Command([*argv, "--", *inner], fds, spawned, verify)
 
 
@@ -110,6 +121,8 @@ def _arguments(record: Record, files: Path, data_dir: Path) -> list[str]:
     args = ["--hostname", record.ref.handle, "--die-with-parent", "--new-session"]
     if record.network != "internet":
         args += ["--unshare-net"]
+    if record.user:
+        args += ["--uid", str(record.user[0]), "--gid", str(record.user[1])]
     args += bwrap.system_binds()
     beside = bwrap.environment(_taken(record))
     args += [arg for path in beside for arg in ("--ro-bind", path, path)]
@@ -122,7 +135,7 @@ def _arguments(record: Record, files: Path, data_dir: Path) -> list[str]:
     for v in record.volumes:
         args += ["--ro-bind", v.source, v.target]
     # A read-only root: what can't last must not seem to.
-    return [*args, "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/run", "--remount-ro", "/"]
+    return [*args, *bwrap.proc(), "--dev", "/dev", "--tmpfs", "/run", "--remount-ro", "/"]
 
 
 def _writable(record: Record, files: Path) -> list[str]:

@@ -29,7 +29,7 @@ def write(root: Root, folder: str, before: set[str], target: Path, limit: int) -
             if entry.kind == "cut":
                 out.truncated = True
             elif entry.path and not out.truncated:
-                out.add("/".join(entry.path), _info(entry), entry.source)
+                out.add("/".join(entry.path), info(entry), entry.source)
             if entry.source is not None:
                 entry.source.close()
         return out.truncated
@@ -46,14 +46,14 @@ def _entries(root: Root, folder: str) -> Iterator[Entry]:
         raise InfraError(f"can't read '{folder}': {e.strerror or e}", code="artifact_failed") from e
 
 
-def _info(entry: Entry) -> tarfile.TarInfo:
-    info = tarfile.TarInfo()
-    info.mode = entry.mode
+def info(entry: Entry) -> tarfile.TarInfo:
+    out = tarfile.TarInfo()
+    out.mode = entry.mode
     if entry.kind == "folder":
-        info.type = tarfile.DIRTYPE
+        out.type = tarfile.DIRTYPE
     elif entry.kind == "link":
-        info.type, info.linkname = tarfile.SYMTYPE, entry.target
+        out.type, out.linkname = tarfile.SYMTYPE, entry.target
     elif entry.source is not None:
         stat = os.fstat(entry.source.fileno())
-        info.size, info.mtime = stat.st_size, stat.st_mtime
-    return info
+        out.size, out.mtime = stat.st_size, stat.st_mtime
+    return out

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -12,18 +11,19 @@ from pathlib import Path
 from typing import Protocol
 
 from polar.changes import decode, encode
-from polar.errors import InfraError, NotFound
+from polar.errors import InfraError
 from polar.sandbox import ExecResult
-from runtimes import bwrap, local_changes, procs, tree
-from runtimes.inroot import Escape, Root
+from runtimes import bwrap, cgroups, host_files, local_changes, procs, tree
+from runtimes.disk import DiskWatch
+from runtimes.inroot import Root
 from runtimes.local_box import Command, Record, boxed, may_be_top
 from runtimes.output import Output
 from runtimes.paths import inside
+from runtimes.pidspace import EXEC_MARK, others
 from runtimes.supervise import supervise
 from runtimes.watch import Watch
 
 MARK = "POLAR_SANDBOX"  # in the environment of everything that a sandbox runs
-EXEC_MARK = "POLAR_EXEC"
 # The sandbox dies before the worker when memory runs short, and leaves no core files.
 _SHELL = 'echo 500 >/proc/self/oom_score_adj 2>/dev/null; ulimit -c 0; {limits} cd -- "$0" || exit 126; unset OLDPWD; exec "$@"'
 _ULIMIT = {
@@ -43,6 +43,12 @@ class Place(Protocol):
     def record_path(self, sandbox_id: str) -> Path: ...
 
 
+def group_of(record: Record) -> cgroups.Cgroups | None:
+    """Where the sandbox's control group is, if it was given one."""
+    found = cgroups.find() if record.grouped else ""
+    return found if isinstance(found, cgroups.Cgroups) else None
+
+
 @contextlib.contextmanager
 def _plain(argv: list[str]) -> Iterator[Command]:
     yield Command(argv, (), lambda: None, lambda result: None)
@@ -57,8 +63,10 @@ class LocalSandbox:
         self._files = self._folder / "fs"
         self._boxed = record.ref.state.get("isolation") != "none"
         self._root = Root(self._files, as_host=not self._boxed)
+        self._groups = group_of(record)
 
     def make(self) -> None:
+        self._make_group()
         for path in self._record.mounts or ["/work", bwrap.HOME, "/tmp"]:
             (self._files / path.lstrip("/")).mkdir(parents=True, exist_ok=True)
         inner = self.ref.workdir if self._boxed else "/work"
@@ -70,6 +78,18 @@ class LocalSandbox:
             place = self._files / v.target.lstrip("/")
             if bwrap.under(v.target, tuple(self._record.mounts)):
                 place.mkdir(exist_ok=True) if os.path.isdir(v.source) else place.touch()
+
+    def _regroup(self) -> None:
+        """Its control group, if that was swept away meanwhile."""
+        try:
+            self._make_group()
+        except OSError as e:
+            raise InfraError(f"no control group for sandbox '{self.ref.handle}': {e}", code="exec_failed") from e
+
+    def _make_group(self) -> None:
+        if self._groups:
+            r = self._record
+            self._groups.make(self.ref.handle, cgroups.Limits(cpus=r.cpus, memory=r.memory, pids=r.pids))
 
     # -- commands
 
@@ -88,22 +108,31 @@ class LocalSandbox:
     ) -> ExecResult:
         if not self._files.is_dir():
             raise InfraError(f"sandbox '{self.ref.handle}' is gone", code="exec_failed")
-        watch = Watch(timeout, cancelled)
+        disk = DiskWatch(self._files, self._record.disk, cancelled)
+        watch = Watch(timeout, disk if disk.needed else None)
         mark = secrets.token_hex(12)
+        self._regroup()
         command = ["/bin/sh", "-c", argv] if isinstance(argv, str) else argv
         inner = ["/bin/sh", "-c", _SHELL.format(limits=self._limits()), inside(self.ref, cwd or ""), *command]
         output = Output(output_limit, log, log_limit)
 
+        begun, before = procs.ticks_now(), self._members()
+
         def kill(pid: int) -> None:
             entry = f"{EXEC_MARK}={mark}".encode()
-            procs.kill_all(
-                lambda all: procs.with_family({p for p in all if p == pid or procs.environ_has(p, entry)}, all)
-            )
+
+            def ours(all: dict[int, procs.Proc]) -> set[int]:
+                seeds = {p for p in all if p == pid or procs.environ_has(p, entry)}
+                # Of those that hid from this, their control group knows.
+                late = {p for p, start in self._members() - before if start >= begun and not others(p, entry)}
+                return procs.with_family(seeds, all) | late
+
+            procs.kill_all(ours)
 
         try:
             with boxed(self._record, self._files, self._place.data_dir, inner) if self._boxed else _plain(inner) as box:
                 result = supervise(
-                    box.argv,
+                    self._groups.entering(self.ref.handle, box.argv) if self._groups else box.argv,
                     env=self._env(env, mark),
                     cwd=None if self._boxed else str(self._files),
                     stdin=stdin,
@@ -114,9 +143,14 @@ class LocalSandbox:
                     spawned=box.spawned,
                 )
                 box.verify(result)
-                return result
+                return disk.told(result)
         finally:
             output.close()
+
+    def _members(self) -> set[tuple[int, int]]:
+        """(pid, start) of what is in the control group."""
+        known = self._groups.members(self.ref.handle) if self._groups else set()
+        return {(p.pid, p.start) for p in map(procs.read, known) if p}
 
     def _env(self, extra: dict[str, str] | None, mark: str) -> dict[str, str]:
         """The whole environment: nothing of the host's gets in."""
@@ -151,37 +185,13 @@ class LocalSandbox:
         return path
 
     def upload(self, source: Path, target: str, *, mode: int | None = None) -> None:
-        path = self._writable_path(target, folder=source.is_dir())
-        with self._uploading(target):
-            if source.is_dir():
-                self._root.put_tree(source, path, mode)
-            else:
-                with open(source, "rb") as f:
-                    self._root.write(path, f, source.stat().st_mode & 0o777 if mode is None else mode)
+        host_files.upload(self._root, source, self._writable_path(target, folder=source.is_dir()), mode)
 
     def write(self, target: str, data: bytes, *, mode: int = 0o644) -> None:
-        path = self._writable_path(target)
-        with self._uploading(target):
-            self._root.write(path, io.BytesIO(data), mode)
-
-    @contextlib.contextmanager
-    def _uploading(self, target: str):
-        try:
-            yield
-        except Escape as e:
-            raise InfraError(f"can't write to '{target}': {e.strerror}", code="upload_failed", retryable=False) from e
-        except OSError as e:
-            raise InfraError(f"can't write to '{target}': {e.strerror or e}", code="upload_failed") from e
+        host_files.write(self._root, self._writable_path(target), data, mode)
 
     def download(self, source: str, target: Path, *, limit: int) -> bool:
-        try:
-            with self._root.locate(inside(self.ref, source)) as (fd, name):
-                os.stat(name, dir_fd=fd, follow_symlinks=False)
-                return tree.write_tree(tree.walk(fd, name), target, limit)
-        except (FileNotFoundError, NotADirectoryError, Escape) as e:
-            raise NotFound(f"no '{source}' in the sandbox") from e
-        except OSError as e:
-            raise InfraError(f"can't read '{source}': {e.strerror or e}", code="artifact_failed") from e
+        return host_files.download(self._root, inside(self.ref, source), target, limit)
 
     def baseline(self, under: str) -> bytes:
         return encode(local_changes.listing(self._root, inside(self.ref, under)))
@@ -195,10 +205,13 @@ class LocalSandbox:
         entry, handle = f"{MARK}={self.ref.handle}".encode(), self.ref.handle.encode()
 
         def ours(all: dict[int, procs.Proc]) -> set[int]:
+            known = self._groups.members(self.ref.handle) if self._groups else set()
             seeds = {
                 p
                 for p in all
-                if procs.environ_has(p, entry) or (procs.argv_has(p, handle) and procs.argv_has(p, b"--hostname"))
+                if p in known
+                or procs.environ_has(p, entry)
+                or (procs.argv_has(p, handle) and procs.argv_has(p, b"--hostname"))
             }
             return procs.with_family(seeds, all)
 
@@ -211,6 +224,8 @@ class LocalSandbox:
             return
         self.stop()
         try:
+            if self._groups:
+                self._groups.remove(self.ref.handle)
             tree.remove(self._folder)
             record.unlink(missing_ok=True)
         except OSError as e:

@@ -9,6 +9,7 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from polar.errors import InfraError, NotFound, PolarError
 from polar.sandbox import Sandbox
@@ -17,6 +18,15 @@ from runtimes.tree import unpack
 
 ARCHIVE_LIMIT = 8 << 30  # bytes that an uploaded archive may unpack to
 LINES = 5  # of a failed command's output in the error message
+
+
+@runtime_checkable
+class Keeping(Protocol):
+    """A sandbox of a back-end that can keep what preparation led to, for the next one."""
+
+    def is_prepared(self, steps: list[Prepare]) -> bool: ...
+
+    def keep_prepared(self, steps: list[Prepare]) -> None: ...
 
 
 def run_prepare(
@@ -30,6 +40,8 @@ def run_prepare(
     """Run `actions` in order within `timeout` seconds, each up to its `max_attempts`. `fetch` turns a source (host path
     or `object://` key) into a host path. Raises InfraError `prepare_failed` that names the step."""
     deadline = time.monotonic() + timeout
+    if isinstance(sandbox, Keeping) and sandbox.is_prepared(actions):
+        return
     for i, action in enumerate(actions):
         what = f"prepare[{i}] ({_describe(action)})"
         for attempt in range(1, action.max_attempts + 1):
@@ -44,6 +56,9 @@ def run_prepare(
                 if last or stopped or not _pause(action.retry_backoff_seconds, deadline, cancelled):
                     tries = f" (attempt {attempt} of {action.max_attempts})" if action.max_attempts > 1 else ""
                     raise _failed(f"{what}{tries}: {e}", retryable=getattr(e, "retryable", True)) from e
+
+    if actions and isinstance(sandbox, Keeping):
+        sandbox.keep_prepared(actions)
 
 
 def _run(

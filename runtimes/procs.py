@@ -65,6 +65,22 @@ def argv_has(pid: int, word: bytes) -> bool:
         return False
 
 
+def environ_contains(pid: int, part: bytes) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as f:
+            return part in f.read()
+    except OSError:
+        return False
+
+
+def argv_contains(pid: int, part: bytes) -> bool:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as f:
+            return part in f.read()
+    except OSError:
+        return False
+
+
 def namespace(pid: int | str, kind: str) -> str:
     """Identity of a namespace such as `pid:[4026531836]`; empty where it may not be read."""
     try:

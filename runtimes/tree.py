@@ -115,8 +115,9 @@ def stays_inside(path: tuple[str, ...], target: str) -> bool:
     return ups <= len(path) - 1 and ".." not in parts[ups:]
 
 
-def walk(fd: int, name: str, path: tuple[str, ...] = ()) -> Iterator[Entry]:
-    """Entries of what lies at `name` in the open directory `fd`, following no link. Raises FileNotFoundError."""
+def walk(fd: int, name: str, path: tuple[str, ...] = (), *, device: int | None = None) -> Iterator[Entry]:
+    """Entries of what lies at `name` in the open directory `fd`, following no link and, with `device`, entering no
+    folder of another one. Raises FileNotFoundError."""
     info = os.stat(name, dir_fd=fd, follow_symlinks=False)
     if stat.S_ISLNK(info.st_mode):
         yield Entry(path, "link", target=os.readlink(name, dir_fd=fd))
@@ -131,6 +132,8 @@ def walk(fd: int, name: str, path: tuple[str, ...] = ()) -> Iterator[Entry]:
             if stat.S_ISREG(os.fstat(source).st_mode):
                 yield Entry(path, "file", info.st_mode, f)
     elif stat.S_ISDIR(info.st_mode):
+        if device is not None and info.st_dev != device:
+            return
         if len(path) >= MAX_DEPTH:
             yield Entry(path, "cut")
             return
@@ -144,7 +147,7 @@ def walk(fd: int, name: str, path: tuple[str, ...] = ()) -> Iterator[Entry]:
             with os.scandir(here) as found:
                 for entry in found:
                     try:
-                        yield from walk(here, entry.name, (*path, entry.name))
+                        yield from walk(here, entry.name, (*path, entry.name), device=device)
                     except FileNotFoundError:
                         continue
         finally:

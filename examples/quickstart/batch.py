@@ -28,7 +28,7 @@ sys.exit(0 if re.search(r"\b(%s)\b", text) and len(re.findall(r"\w+", text)) <= 
 
 def quickstart(samples: int, backend: str) -> list[TaskRequest]:
     agent = files("examples.quickstart").joinpath("agent.py").read_text()
-    image = "polar-sandbox:base" if backend == "docker" else None
+    image = "polar-sandbox:base" if backend in ("docker", "apptainer") else None
     run = new_id("")[-6:]
     return [
         TaskRequest(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import socketserver
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -21,13 +23,14 @@ import pytest
 from polar.config import Settings
 from polar.sandbox import ProxyEndpoint, Runtime, Sandbox
 from polar.task import RuntimeSpec
-from runtimes import bwrap
+from runtimes import apptainer_cli, bwrap
+from runtimes.apptainer import ApptainerRuntime
 from runtimes.docker import DockerRuntime
 from runtimes.local import LocalRuntime
 
 IMAGE = "polar-sandbox:base"
 REPOSITORY = Path(__file__).parents[2]
-BACKENDS = ["local-plain", "local-bwrap", pytest.param("docker", marks=pytest.mark.docker)]
+BACKENDS = ["local-plain", "local-bwrap", "apptainer", pytest.param("docker", marks=pytest.mark.docker)]
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -85,6 +88,7 @@ class Backend:
     settings: Settings
     base: dict[str, Any]
     made: list[Sandbox] = field(default_factory=list)
+    gone: list[Sandbox] = field(default_factory=list)  # made and removed again
 
     @property
     def boxed(self) -> bool:
@@ -106,6 +110,7 @@ class Backend:
     def clear(self) -> None:
         for box in self.made:
             box.destroy()
+        self.gone += self.made
         self.made.clear()
 
 
@@ -120,6 +125,39 @@ def ensure_image() -> None:
     )
 
 
+def apptainer_folder() -> Path:
+    """A data folder that the containers' owner can get into: pytest's own ones are private."""
+    if isinstance(found := apptainer_cli.find(), str):
+        pytest.skip(f"no rootless Apptainer: {found}")
+    folder = Path(tempfile.mkdtemp(prefix="polar-apptainer-", dir="/var/tmp"))
+    folder.chmod(0o755)
+    return folder
+
+
+def apptainer_base() -> Path:
+    """The base image, unpacked once per machine: $POLAR_APPTAINER_BASE, or made of the Docker engine's."""
+    base = Path(os.environ.get("POLAR_APPTAINER_BASE") or "/var/tmp/polar-apptainer-base")
+    if not base.is_dir():
+        if why := docker_missing():
+            pytest.skip(f"no image for Apptainer ($POLAR_APPTAINER_BASE), and {why}")
+        ensure_image()
+        with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+            new = Path(folder, "rootfs")
+            subprocess.run([str(REPOSITORY / "compose/apptainer/from_docker.sh"), IMAGE, str(new)], check=True)
+            try:
+                new.rename(base)
+            except OSError:  # another run was faster
+                pass
+    return base
+
+
+def apptainer_image(settings: Settings) -> str:
+    """Its name on the shelf of this deployment."""
+    (shelf := Path(settings.data_dir, "apptainer", "shelf")).mkdir(parents=True)
+    (shelf / "base").symlink_to(apptainer_base())
+    return "base"
+
+
 @pytest.fixture(scope="module", params=BACKENDS)
 def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
     settings = Settings(data_dir=str(tmp_path_factory.mktemp("data")))
@@ -128,6 +166,11 @@ def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             pytest.skip(why)
         ensure_image()
         made = Backend(request.param, DockerRuntime(settings), settings, {"image": IMAGE})
+    elif request.param == "apptainer":
+        settings = Settings(data_dir=str(apptainer_folder()))
+        request.addfinalizer(lambda: shutil.rmtree(settings.data_dir))
+        image = apptainer_image(settings)
+        made = Backend(request.param, ApptainerRuntime(settings), settings, {"image": image})
     else:
         isolation = {"local-plain": "none", "local-bwrap": "bwrap"}[request.param]
         if isolation == "bwrap" and isinstance(found := bwrap.find(), str):
@@ -144,6 +187,7 @@ def make(backend: Backend) -> Iterator[Callable[..., Sandbox]]:
     yield backend.create
     for box in backend.made[before:]:
         box.destroy()
+    backend.gone += backend.made[before:]
     del backend.made[before:]
 
 
@@ -187,6 +231,14 @@ def until(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
         assert time.monotonic() < end, "the condition never came true"
         time.sleep(0.02)
     return value
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A folder that every user of this machine can get into."""
+    with tempfile.TemporaryDirectory(prefix="polar-public-", dir="/var/tmp") as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
 
 
 @pytest.fixture

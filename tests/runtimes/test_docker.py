@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+import socketserver
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import docker
 import pytest
@@ -12,9 +17,11 @@ import pytest
 from polar.config import Settings
 from polar.errors import InfraError, UnsupportedSpec
 from polar.sandbox import ProxyEndpoint
-from polar.task import RuntimeSpec
+from polar.task import Exec, RuntimeSpec, UploadFile
 from runtimes import docker_bridge
-from runtimes.docker import LABEL_REF, DockerRuntime
+from runtimes.docker import LABEL_REF, DockerRuntime, Options
+from runtimes.prepare import run_prepare
+from tests.runtimes import small_image
 from tests.runtimes.conftest import IMAGE, REPOSITORY, docker_missing, ensure_image, running, unique
 from tests.runtimes.test_conformance import RUNAWAYS, get
 
@@ -191,3 +198,149 @@ def test_many_at_once(runtime):
         codes = list(pool.map(lambda b: b.exec("exit 7", timeout=60).exit_code, boxes))
         list(pool.map(lambda b: b.destroy(), boxes))
     assert codes == [7] * 12 and runtime.list(OURS) == []
+
+
+def test_a_private_registry(runtime, monkeypatch, tmp_path):
+    api = docker.from_env().api
+    base = tmp_path / "base"
+    for f in ("bin", "lib", "lib64"):
+        (base / f).mkdir(parents=True)
+    for f in (*small_image.PROGRAMS, "lib64/ld-linux-x86-64.so.2"):
+        (base / f).write_text("it is never run")
+    with small_image.Registry(small_image.build(base)) as registry:
+        image = f"{registry.host}/private/small:1"
+        options = {"image": image, "options": {"pull": "missing"}}
+
+        def code(**fields) -> tuple[str, bool]:
+            with pytest.raises(InfraError) as e:
+                create(runtime, **{**options, **fields})
+            return e.value.code, e.value.retryable
+
+        assert code(options={}) == ("image_missing", False) and registry.seen == []
+        assert code() == ("image_missing", False)  # no account
+        monkeypatch.setenv("POLAR_REGISTRY_USERNAME", registry.account[0])
+        monkeypatch.setenv("POLAR_REGISTRY_PASSWORD", registry.account[1])
+        monkeypatch.setenv("POLAR_REGISTRY", "elsewhere.example")
+        assert code() == ("image_missing", False) and registry.seen == []  # the account is for another host
+        monkeypatch.setenv("POLAR_REGISTRY", registry.host)
+        assert code(image=f"{registry.host}/private/none:1") == ("image_missing", False)
+        try:
+            runtime._image(RuntimeSpec(image=image), Options(pull="missing"), time.monotonic() + 60)
+            asked = len(registry.seen)
+            runtime._image(RuntimeSpec(image=image), Options(pull="missing"), time.monotonic() + 60)
+            assert len(registry.seen) == asked
+            runtime._image(RuntimeSpec(image=image), Options(pull="always"), time.monotonic() + 60)
+            assert len(registry.seen) > asked
+        finally:
+            api.remove_image(image, force=True)
+            registry.shutdown()
+
+
+class _Tunnel(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        with socket.socket(socket.AF_UNIX) as engine:
+            engine.connect("/var/run/docker.sock")
+            back = threading.Thread(target=self._pump, args=(engine, self.request))
+            back.start()
+            self._pump(self.request, engine)
+            back.join()
+
+    def _pump(self, source: socket.socket, target: socket.socket) -> None:
+        try:
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+
+class _Tcp(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+
+
+def test_an_engine_over_tcp(runtime, proxy, monkeypatch, tmp_path):
+    with _Tcp(("127.0.0.1", 0), _Tunnel) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{server.server_address[1]}")
+        far = DockerRuntime(Settings(data_dir=str(tmp_path)))
+        box = create(far, proxy.endpoint)
+        assert box.ref.state["bridge"] == docker_bridge.RELAY and get(box) == "proxy saw /x"
+        assert box.exec("cat; exit 4", stdin=b"through", timeout=30).exit_code == 4
+        box.write("f", b"data")
+        assert not box.download("f", tmp_path / "f", limit=100) and (tmp_path / "f").read_bytes() == b"data"
+        assert box.exec("sleep 60", timeout=0.5).timed_out
+        with pytest.raises(UnsupportedSpec, match=r"runtime\.disk_mb"):
+            create(far, disk_mb=100)
+        box.destroy()
+        server.shutdown()
+
+
+def test_an_engine_that_comes_back(runtime, proxy, monkeypatch, tmp_path):
+    """It restarts while commands run: they fail, a new one runs, and what is left is found."""
+    sock = str(tmp_path / "engine.sock")
+
+    class Server(socketserver.ThreadingUnixStreamServer):
+        daemon_threads = True
+
+    def start() -> Server:
+        server = Server(sock, _Tunnel)
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        return server
+
+    server = start()
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{sock}")
+    far = DockerRuntime(Settings(data_dir=str(tmp_path)))
+    box = create(far)
+    server.shutdown()
+    server.server_close()
+    Path(sock).unlink()
+    with pytest.raises(InfraError) as e:
+        box.exec("true", timeout=30)
+    assert (e.value.code, e.value.retryable) == ("exec_failed", True)
+    with pytest.raises(InfraError) as e:
+        create(far)
+    assert (e.value.code, e.value.retryable) == ("runtime_create_failed", True)
+    server = start()
+    assert box.exec("echo back", timeout=30).output == b"back\n"
+    assert [r.handle for r in far.list(OURS)] == [box.ref.handle]
+    server.shutdown()
+    server.server_close()
+
+
+def test_prepared_once(runtime, tmp_path):
+    api, word = docker.from_env().api, unique()
+    steps = [
+        Exec(command=f"date +%N >stamp; echo {word} >what; echo $SECRET >secret"),
+        UploadFile(target="up", content="x"),
+    ]
+    fields = {"prepare": steps, "options": {"cache_prepare": True}, "env": {"SECRET": "s3cret"}, "workdir": "/work"}
+
+    def prepared(**more):
+        box = create(runtime, **{**fields, **more})
+        begun = box.ref.state.get("prepared")
+        actions = more.get("prepare", steps)
+        run_prepare(box, actions, timeout=60, fetch=Path)
+        return begun, box.exec("cat stamp what up secret 2>/dev/null; id -u", timeout=30).output, box
+
+    made = set()
+    try:
+        first, second = prepared(), prepared()
+        tag = first[2].ref.state["tag"]
+        made.add(tag)
+        assert (first[0], second[0]) == (None, "1") and first[1] == second[1] and word.encode() in first[1]
+        config = api.inspect_image(f"polar-prepared:{tag}")["Config"]
+        assert "s3cret" not in str(config["Env"])
+        assert second[2].exec("echo $SECRET", timeout=30).output == b"s3cret\n"
+        other = prepared(prepare=[*steps, Exec(command="echo more >what")])
+        made.add(other[2].ref.state["tag"])
+        assert other[0] is None and b"more" in other[1]
+        assert prepared(env={"SECRET": "s3cret", "A": "1"})[0] is None
+        made |= {b.ref.state["tag"] for b in (runtime.attach(r) for r in runtime.list(OURS)) if "tag" in b.ref.state}
+        # What judges is prepared by its own steps, or not at all.
+        with pytest.raises(InfraError, match="other prepare steps"):
+            run_prepare(create(runtime, **fields), [], timeout=60, fetch=Path)
+    finally:
+        for ref in runtime.list(OURS):
+            runtime.attach(ref).destroy()
+        for tag in made:
+            api.remove_image(f"polar-prepared:{tag}", force=True)

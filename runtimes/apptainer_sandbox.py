@@ -1,0 +1,354 @@
+"""One sandbox of the `apptainer` runtime: an instance over an unpacked image, its changes in an overlay folder.
+
+Its first process is Apptainer's own and lies outside of what the agent can signal; `stop` ends it, and with it the kernel
+ends every process of the sandbox. What comes afterwards starts the instance anew over the same files, with its start
+scripts replaced by empty ones: nothing that the agent left is run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+from msgspec import Struct, field
+
+from polar.changes import decode, encode
+from polar.errors import InfraError
+from polar.sandbox import ExecResult, ProxyEndpoint, SandboxRef
+from polar.task import Volume
+from runtimes import (
+    apptainer_changes,
+    apptainer_cli,
+    apptainer_exec,
+    cgroups,
+    enter,
+    host_files,
+    listeners,
+    procs,
+    tree,
+)
+from runtimes.apptainer_cli import left, message
+from runtimes.disk import DiskWatch
+from runtimes.inroot import Root
+from runtimes.output import Output
+from runtimes.paths import inside
+from runtimes.pidspace import EXEC_MARK, PidSpace
+from runtimes.supervise import supervise
+from runtimes.watch import Watch
+
+START_TIMEOUT = 60.0
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class Record(Struct, kw_only=True):
+    """What is kept of a sandbox on this host; private to it, since `env` may hold secrets. Sizes in bytes."""
+
+    ref: SandboxRef
+    rootfs: str = ""
+    image_key: str = ""
+    env: dict[str, str] = field(default_factory=dict)
+    network: str = "none"
+    proxy: ProxyEndpoint | None = None
+    volumes: list[Volume] = field(default_factory=list)
+    gpus: bool = False
+    root: bool = False
+    filtered: bool = True
+    cpus: float | None = None
+    memory: int | None = None
+    pids: int | None = None
+    disk: int | None = None
+    open_files: int | None = None
+
+
+class Place(Protocol):
+    """The part of the runtime that a sandbox needs."""
+
+    boxes: Path
+    clean: Path
+
+    def record_path(self, handle: str) -> Path: ...
+
+    def locked(self, handle: str) -> contextlib.AbstractContextManager[None]: ...
+
+
+class ApptainerSandbox:
+    def __init__(self, place: Place, record: Record):
+        self.ref = record.ref
+        self._place = place
+        self._record = record
+        self._folder = place.boxes / record.ref.handle
+        self._upper = self._folder / "overlay" / "upper"
+        groups = cgroups.find()
+        self._groups = groups if isinstance(groups, cgroups.Cgroups) else None
+
+    def make(self, deadline: float) -> None:
+        """Raises InfraError, OSError."""
+        cli = apptainer_cli.need()
+        for path in (self._folder, self._folder / "overlay", self._folder / "config"):
+            path.mkdir()
+            cli.give(path)
+            path.chmod(0o700)
+        self._make_group()
+        with self._place.locked(self.ref.handle):
+            first = self._start(cli, left(deadline))
+        for inner in (self.ref.workdir, self.ref.state["home"]):
+            with self._root(first).locate(inner + "/x", parents=True):
+                pass
+
+    def _regroup(self) -> None:
+        """Its control group, if that was swept away meanwhile."""
+        try:
+            self._make_group()
+        except OSError as e:
+            raise InfraError(f"no control group for sandbox '{self.ref.handle}': {e}", code="exec_failed") from e
+
+    def _make_group(self) -> None:
+        if self._groups:
+            r = self._record
+            self._groups.make(self.ref.handle, cgroups.Limits(cpus=r.cpus, memory=r.memory, pids=r.pids))
+
+    # -- the instance
+
+    def _first(self) -> procs.Proc | None:
+        """The instance's first process, if it lives."""
+        try:
+            pid = int((self._folder / "pid").read_text())
+        except (OSError, ValueError):
+            return None
+        return procs.read(pid) if self._is_ours(pid) else None
+
+    def _is_ours(self, pid: int) -> bool:
+        return procs.environ_contains(pid, f'"containerID":"{self.ref.handle}"'.encode())
+
+    def _running(self) -> procs.Proc:
+        """The living instance's first process; a stopped one is started anew. Raises InfraError."""
+        if first := self._first():
+            return first
+        if not self._place.record_path(self.ref.handle).exists() or not self._folder.is_dir():
+            raise InfraError(f"sandbox '{self.ref.handle}' is gone", code="exec_failed")
+        cli = apptainer_cli.need()
+        with self._place.locked(self.ref.handle):
+            return self._first() or self._start(cli, START_TIMEOUT)
+
+    def _start(self, cli: apptainer_cli.Cli, timeout: float) -> procs.Proc:
+        self._regroup()
+        pid_file = self._folder / "pid"
+        pid_file.unlink(missing_ok=True)
+        argv = ["-s", "instance", "start", *self._arguments(), "--pid-file", str(pid_file)]
+        prefix = self._groups.entering(self.ref.handle, []) if self._groups else None
+        done = cli.run(
+            [*argv, self._record.rootfs, self.ref.handle],
+            env=cli.environment(self._folder / "config"),
+            timeout=timeout,
+            prefix=prefix,
+        )
+        first = self._first()
+        if done.returncode != 0 or first is None:
+            raise InfraError(f"the instance doesn't start: {message(done)}", code="exec_failed")
+        return first
+
+    def _arguments(self) -> list[str]:
+        r = self._record
+        clean = str(self._place.clean)
+        out = ["--containall", "--no-home", "--no-mount", "hostfs,tmp,home,cwd", "--overlay", str(self._upper.parent)]
+        out += ["--fakeroot"] if r.root else ["--userns"]
+        if r.network != "internet":
+            out += ["--net", "--network", "none"]
+        if r.gpus:
+            # The driver's libraries are mounted below that folder, so only parts of it can be replaced.
+            out += ["--nv", "-B", f"{clean}/env:/.singularity.d/env:ro"]
+            out += ["-B", f"{clean}/startscript:/.singularity.d/startscript:ro"]
+        else:
+            out += ["-B", f"{clean}:/.singularity.d:ro"]
+        for v in r.volumes:
+            out += ["-B", f"{v.source}:{v.target}:ro"]
+        return out
+
+    # -- commands
+
+    def exec(
+        self,
+        argv: list[str] | str,
+        *,
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        stdin: bytes | None = None,
+        timeout: float,
+        log: Path | None = None,
+        output_limit: int = 64 * 1024,
+        log_limit: int = 16 * 1024 * 1024,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> ExecResult:
+        command = ["/bin/sh", "-c", argv] if isinstance(argv, str) else argv
+        disk = DiskWatch(self._upper, self._record.disk, cancelled)
+        watch = Watch(timeout, disk if disk.needed else None)
+        output = Output(output_limit, log, log_limit)
+        mark = secrets.token_hex(12)
+        try:
+            for attempt in range(3):
+                try:
+                    first = self._running()
+                    with self._reachable(first):
+                        result = self._command(first, command, env or {}, cwd, stdin, watch, output, mark)
+                    break
+                except apptainer_exec.NotEntered:
+                    # The instance ended the moment before.
+                    if attempt == 2 or procs.read(first.pid) == first:
+                        raise
+        finally:
+            output.close()
+        return disk.told(result)
+
+    def _command(
+        self,
+        first: procs.Proc,
+        command: list[str],
+        env: dict[str, str],
+        cwd: str | None,
+        stdin: bytes | None,
+        watch: Watch,
+        output: Output,
+        mark: str,
+    ) -> ExecResult:
+        cli = apptainer_cli.need()
+        space = PidSpace(first.pid)
+        self._regroup()
+        target = enter.Inside(
+            pid=first.pid,
+            start=first.start,
+            cwd=inside(self.ref, cwd or ""),
+            limits=self._limits(),
+            filtered=self._record.filtered,
+        )
+        before, begun = space.present(with_main=False), procs.ticks_now()
+
+        def kill(pid: int) -> None:
+            def ours(all: dict[int, procs.Proc]) -> set[int]:
+                return procs.with_family({pid} & all.keys(), all) | space.begun_by(all, mark, begun, before)
+
+            if not procs.kill_all(ours, timeout=5):
+                self.stop()
+
+        def grouped(argv: list[str]) -> list[str]:
+            return self._groups.entering(self.ref.handle, argv) if self._groups else argv
+
+        return apptainer_exec.run(
+            cli,
+            target,
+            command,
+            env={"PATH": DEFAULT_PATH, **self._record.env, **env, EXEC_MARK: mark},
+            host_env=cli.environment(self._folder / "config"),
+            stdin=stdin,
+            watch=watch,
+            output=output,
+            kill=kill,
+            wrap=grouped,
+        )
+
+    def _limits(self) -> dict[str, int]:
+        r = self._record
+        limits = {"RLIMIT_CORE": 0, "RLIMIT_NPROC": r.pids, "RLIMIT_NOFILE": r.open_files, "RLIMIT_FSIZE": r.disk}
+        return {name: value for name, value in limits.items() if value is not None}
+
+    def _reachable(self, first: procs.Proc) -> contextlib.AbstractContextManager[None]:
+        if self._record.proxy is None:
+            return contextlib.nullcontext()
+        return listeners.opened((first.pid, first.start), lambda: self._listen(first), self._record.proxy)
+
+    def _listen(self, first: procs.Proc) -> socket.socket:
+        cli = apptainer_cli.need()
+        return apptainer_exec.listen(cli, first, host_env=cli.environment(self._folder / "config"))
+
+    # -- files
+
+    def _root(self, first: procs.Proc) -> Root:
+        return Root(Path(f"/proc/{first.pid}/root"), owner=apptainer_cli.need().owner, mounted=True)
+
+    @contextlib.contextmanager
+    def _files(self, code: str) -> Iterator[Root]:
+        try:
+            yield self._root(self._running())
+        except InfraError as e:
+            raise e if e.code != "exec_failed" else InfraError(e.message, code=code, retryable=e.retryable) from e
+
+    def upload(self, source: Path, target: str, *, mode: int | None = None) -> None:
+        with self._files("upload_failed") as root:
+            host_files.upload(root, source, inside(self.ref, target), mode)
+
+    def write(self, target: str, data: bytes, *, mode: int = 0o644) -> None:
+        with self._files("upload_failed") as root:
+            host_files.write(root, inside(self.ref, target), data, mode)
+
+    def download(self, source: str, target: Path, *, limit: int) -> bool:
+        with self._files("artifact_failed") as root:
+            return host_files.download(root, inside(self.ref, source), target, limit)
+
+    def baseline(self, under: str) -> bytes:
+        return encode(apptainer_changes.added(self._upper, inside(self.ref, under)))
+
+    def changes(self, target: Path, *, under: str, baseline: bytes, limit: int) -> bool:
+        folder, before = inside(self.ref, under), set(decode(baseline))
+        return apptainer_changes.write(self._upper, Path(self._record.rootfs), folder, before, target, limit)
+
+    # -- the end
+
+    def _everything(self, all: dict[int, procs.Proc]) -> set[int]:
+        """The instance's processes on both sides of its walls, also of one that is just being started. What the agent
+        runs can't pretend to belong here, and can't leave its process namespace."""
+        handle = self.ref.handle.encode()
+        known = self._groups.members(self.ref.handle) if self._groups else set()
+        seeds = {p for p in all if p in known or self._is_ours(p) or _starts(p, handle)}
+        spaces = {procs.namespace(p, "pid") for p in seeds} - {"", procs.namespace("self", "pid")}
+        return seeds | {p for p in all if procs.namespace(p, "pid") in spaces}
+
+    def stop(self) -> None:
+        if not self._folder.exists():
+            return
+        if not procs.kill_all(self._everything, timeout=15):
+            raise InfraError(f"processes of sandbox '{self.ref.handle}' can't be killed", code="exec_failed")
+
+    def destroy(self) -> None:
+        record = self._place.record_path(self.ref.handle)
+        if not record.exists() and not self._folder.exists():
+            return
+        with self._place.locked(self.ref.handle):
+            self.stop()
+            try:
+                if self._groups:
+                    self._groups.remove(self.ref.handle)
+                if self._folder.exists():
+                    self._remove()
+                record.unlink(missing_ok=True)
+            except OSError as e:
+                raise InfraError(f"can't remove sandbox '{self.ref.handle}': {e}", code="exec_failed") from e
+            record.with_suffix(".lock").unlink(missing_ok=True)
+
+    def _remove(self) -> None:
+        try:
+            tree.remove(self._folder)
+        except PermissionError:
+            # Files of users that only exist inside (`user: root`): their owner may map them again.
+            cli = apptainer_cli.need()
+            argv = ["unshare", "--user", "--map-root-user", "--map-auto", "--", "rm", "-rf", "--", str(self._folder)]
+            supervise(
+                cli.as_owner(argv),
+                env=cli.environment(self._folder),
+                cwd="/",
+                stdin=None,
+                watch=Watch(300, None),
+                output=Output(0, None, 0),
+                kill=lambda pid: None,
+            )
+            if self._folder.exists():
+                raise
+
+
+def _starts(pid: int, handle: bytes) -> bool:
+    """Is it Apptainer's own process, starting or watching over the instance?"""
+    return procs.argv_contains(pid, handle) and (
+        procs.argv_has(pid, b"--pid-file") or procs.argv_contains(pid, b"Apptainer instance")
+    )

@@ -1,0 +1,69 @@
+"""A bound on what a sandbox writes where no quota can be set: looked at while a command runs, so best effort."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from polar.sandbox import ExecResult
+
+FIRST = 0.5  # seconds between the first looks; a tree that takes long to measure is measured less often
+SHARE = 0.05  # of the time may go into measuring
+
+
+def usage(folder: Path, stop_at: int | None = None) -> int:
+    """Bytes on disk below `folder`; stops counting above `stop_at`. What vanishes meanwhile counts nothing."""
+    total, todo, seen = 0, [str(folder)], set()
+    while todo:
+        try:
+            with os.scandir(todo.pop()) as entries:
+                for e in entries:
+                    try:
+                        info = e.stat(follow_symlinks=False)
+                        if e.is_dir(follow_symlinks=False):
+                            todo.append(e.path)
+                    except OSError:
+                        continue
+                    if info.st_nlink > 1 and not e.is_dir(follow_symlinks=False):
+                        if info.st_ino in seen:
+                            continue
+                        seen.add(info.st_ino)
+                    total += info.st_blocks * 512
+        except OSError:
+            continue
+        if stop_at is not None and total > stop_at:
+            break
+    return total
+
+
+class DiskWatch:
+    """`cancelled` for a command's watch: true when the caller wishes, or (then `exceeded`) above `limit` bytes."""
+
+    def __init__(self, folder: Path, limit: int | None, cancelled: Callable[[], bool] | None):
+        self.exceeded = False
+        self._folder, self._limit, self._cancelled = folder, limit, cancelled
+        self._next = time.monotonic() + FIRST
+
+    def __call__(self) -> bool:
+        if self._limit is not None and (begun := time.monotonic()) >= self._next:
+            self.exceeded = usage(self._folder, self._limit) > self._limit
+            took = time.monotonic() - begun
+            self._next = time.monotonic() + max(FIRST, took / SHARE)
+            if self.exceeded:
+                return True
+        return bool(self._cancelled and self._cancelled())
+
+    def told(self, result: ExecResult) -> ExecResult:
+        """As the kernel tells of memory: killed from outside."""
+        if not self.exceeded or self._limit is None:
+            return result
+        text = f"\nkilled: more than {self._limit >> 20} MB written (runtime.disk_mb)\n".encode()
+        return msgspec.structs.replace(result, exit_code=137, cancelled=False, output=result.output + text)
+
+    @property
+    def needed(self) -> bool:
+        return self._limit is not None or self._cancelled is not None

@@ -1,0 +1,48 @@
+"""Files of a sandbox whose root is a folder of this host: uploads and downloads, with their failures as ours."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from polar.errors import InfraError, NotFound
+from runtimes import tree
+from runtimes.inroot import Escape, Root
+
+
+def upload(root: Root, source: Path, path: str, mode: int | None) -> None:
+    with _uploading(path):
+        if source.is_dir():
+            root.put_tree(source, path, mode)
+        else:
+            with open(source, "rb") as f:
+                root.write(path, f, source.stat().st_mode & 0o777 if mode is None else mode)
+
+
+def write(root: Root, path: str, data: bytes, mode: int) -> None:
+    with _uploading(path):
+        root.write(path, io.BytesIO(data), mode)
+
+
+@contextlib.contextmanager
+def _uploading(target: str) -> Iterator[None]:
+    try:
+        yield
+    except Escape as e:
+        raise InfraError(f"can't write to '{target}': {e.strerror}", code="upload_failed", retryable=False) from e
+    except OSError as e:
+        raise InfraError(f"can't write to '{target}': {e.strerror or e}", code="upload_failed") from e
+
+
+def download(root: Root, path: str, target: Path, limit: int) -> bool:
+    try:
+        with root.locate(path) as (fd, name):
+            os.stat(name, dir_fd=fd, follow_symlinks=False)
+            return tree.write_tree(tree.walk(fd, name, device=root.device), target, limit)
+    except (FileNotFoundError, NotADirectoryError, Escape) as e:
+        raise NotFound(f"no '{path}' in the sandbox") from e
+    except OSError as e:
+        raise InfraError(f"can't read '{path}': {e.strerror or e}", code="artifact_failed") from e
