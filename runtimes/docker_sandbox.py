@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from docker.errors import APIError
 from docker.errors import NotFound as EngineNotFound
@@ -127,6 +127,14 @@ class DockerSandbox:
             if code is None:
                 self._kill(pid, mark, begun, before)
             return code
+
+    def _state(self, code: str) -> dict[str, Any]:
+        """Of the container. Raises InfraError `code` if it is gone: what it held can't be told from nothing then."""
+        try:
+            with self._engine.call(code=code) as api:
+                return api.inspect_container(self.ref.handle)["State"]
+        except EngineNotFound as e:
+            raise InfraError(f"container {self.ref.handle[:12]} is gone", code=code) from e
 
     @contextlib.contextmanager
     def _existing(self) -> Iterator[None]:
@@ -269,16 +277,16 @@ class DockerSandbox:
             pass
         except (OSError, tarfile.TarError) as e:
             raise InfraError(f"can't download '{source}': {e}", code="artifact_failed") from e
+        self._state("artifact_failed")
         raise NotFound(f"no '{source}' in the sandbox")
 
     def baseline(self, under: str) -> bytes:
-        try:
-            return encode(docker_changes.difference(self._engine, self.ref.handle, self._folder(under)).added)
-        except EngineNotFound as e:
-            raise NotFound("the container is gone") from e
+        self._state("artifact_failed")
+        return encode(docker_changes.difference(self._engine, self.ref.handle, self._folder(under)).added)
 
     def changes(self, target: Path, *, under: str, baseline: bytes, limit: int) -> bool:
         folder = self._folder(under)
+        self._state("artifact_failed")
         docker_changes.exists(self._engine, self.ref.handle, folder)
         before = set(decode(baseline))
         return docker_changes.write(self._engine, self.ref.handle, folder, before, target, limit)
