@@ -288,11 +288,18 @@ class ApptainerSandbox:
             return host_files.download(root, inside(self.ref, source), target, limit)
 
     def baseline(self, under: str) -> bytes:
+        self._there()
         return encode(apptainer_changes.added(self._upper, inside(self.ref, under)))
 
     def changes(self, target: Path, *, under: str, baseline: bytes, limit: int) -> bool:
+        self._there()
         folder, before = inside(self.ref, under), set(decode(baseline))
         return apptainer_changes.write(self._upper, Path(self._record.rootfs), folder, before, target, limit)
+
+    def _there(self) -> None:
+        """What a sandbox held that is gone can't be told from nothing."""
+        if not self._upper.is_dir():
+            raise InfraError("the sandbox is gone", code="artifact_failed")
 
     # -- the end
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from polar.errors import InfraError, NotFound
+from polar.errors import InfraError, NotFound, PolarError
 from runtimes import tree
 from runtimes.inroot import Escape, Root
 
@@ -37,12 +37,19 @@ def _uploading(target: str) -> Iterator[None]:
         raise InfraError(f"can't write to '{target}': {e.strerror or e}", code="upload_failed") from e
 
 
+def absent(root: Root, path: str) -> PolarError:
+    """Why there is nothing at `path`: what a sandbox held that is gone can't be told from nothing."""
+    if not root.folder.is_dir():
+        return InfraError("the sandbox is gone", code="artifact_failed")
+    return NotFound(f"no '{path}' in the sandbox")
+
+
 def download(root: Root, path: str, target: Path, limit: int) -> bool:
     try:
         with root.locate(path) as (fd, name):
             os.stat(name, dir_fd=fd, follow_symlinks=False)
             return tree.write_tree(tree.walk(fd, name, device=root.device), target, limit)
     except (FileNotFoundError, NotADirectoryError, Escape) as e:
-        raise NotFound(f"no '{path}' in the sandbox") from e
+        raise absent(root, path) from e
     except OSError as e:
         raise InfraError(f"can't read '{path}': {e.strerror or e}", code="artifact_failed") from e

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from polar.changes import Writer
-from polar.errors import InfraError, NotFound
+from polar.errors import InfraError
+from runtimes.host_files import absent
 from runtimes.inroot import Escape, Root
 from runtimes.tree import Entry, walk
 
@@ -41,7 +42,7 @@ def _entries(root: Root, folder: str) -> Iterator[Entry]:
         with root.locate(folder) as (fd, name):
             yield from walk(fd, name)
     except (FileNotFoundError, NotADirectoryError, Escape) as e:
-        raise NotFound(f"no '{folder}' in the sandbox") from e
+        raise absent(root, folder) from e
     except OSError as e:
         raise InfraError(f"can't read '{folder}': {e.strerror or e}", code="artifact_failed") from e
 

@@ -573,3 +573,18 @@ def test_user(backend, make):
     assert r.output.split() == [{"root": "0"}.get(wished, wished.split(":")[0]).encode(), b"ok", b"ok"]
     box.write("up", b"x", mode=0o600)
     assert box.exec("cat up; rm up mine && echo gone", timeout=30).output == b"xgone\n"
+
+
+def test_a_sandbox_that_is_gone_says_nothing_about_the_agent(make, tmp_path):
+    """Not that its files are missing: somebody else's clean-up may have taken it."""
+    box = make()
+    box.write("answer", b"42")
+    box.destroy()
+    for call in (
+        lambda: box.download("answer", tmp_path / "answer", limit=1000),
+        lambda: box.changes(tmp_path / "c.tar", under=".", baseline=b"", limit=1000),
+        lambda: box.baseline("."),
+        lambda: box.exec("true", timeout=10),
+    ):
+        with pytest.raises(InfraError):
+            call()
