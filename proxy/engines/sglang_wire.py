@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import msgspec
@@ -11,6 +10,7 @@ from msgspec import Struct, field
 from polar.completion import VersionSpan
 from proxy.engines import checks
 from proxy.engines.base import Ask, Sample
+from proxy.engines.folding import Folding
 
 
 class _Span(Struct):
@@ -75,51 +75,25 @@ class SGLangWire:
         return "/abort_request", msgspec.json.encode({"rid": rid})
 
 
-class Reader:
-    """Folds chunks into a Sample."""
+class Reader(Folding[Chunk]):
+    """Chunks that carry everything so far, or only what is new."""
 
     def __init__(self, vocabulary: int = 0) -> None:
-        self.ids: list[int] = []
-        self.error: Any = None
-        self.fault = ""
+        super().__init__(_decoder, Chunk, vocabulary)
         self.finish: dict[str, Any] | None = None
-        self._vocabulary = vocabulary
-        self._first_token_at = 0.0
         self._logprobs: list[tuple[Any, ...]] = []
         self._spans: list[_Span] | None = None
         self._seen_versions: list[str] = []
-        self._cached = 0
         self._cumulative = False
 
     @property
-    def done(self) -> bool:
-        return self.finish is not None or self.error is not None or bool(self.fault)
+    def ended(self) -> bool:
+        return self.finish is not None
 
-    @property
-    def begun(self) -> bool:
-        return bool(self.ids)
+    def skips(self, behind: int) -> bool:
+        return self._cumulative and behind > 0
 
-    def read(self, data: list[bytes]) -> list[int]:
-        """The ids that are new. Of cumulative chunks that arrived together only the last needs decoding."""
-        data = [e for e in data if e != b"[DONE]"]
-        before = len(self.ids)
-        for at, raw in enumerate(data):
-            if self._cumulative and at < len(data) - 1:
-                continue
-            chunk = checks.decode(raw, _decoder, Chunk)
-            if chunk is None:
-                self.fault = self.fault or "an event that is not of the contract's shape"
-            elif chunk.error is not None:
-                self.error = chunk.error
-            elif not self.fault:
-                self._take(chunk)
-            if self.fault or self.error is not None:
-                break
-        if self.ids and not self._first_token_at:
-            self._first_token_at = time.time()
-        return self.ids[before:]
-
-    def _take(self, chunk: Chunk) -> None:
+    def take(self, chunk: Chunk) -> None:
         meta, have, new = chunk.meta_info, len(self.ids), chunk.output_ids
         total = meta.completion_tokens if meta.completion_tokens is not None else have if not new else -1
         if self.finish is not None:
@@ -151,24 +125,11 @@ class Reader:
     def sample(self) -> Sample:
         kind = (self.finish or {}).get("type", "failed")
         matched = (self.finish or {}).get("matched")
-        pairs = [(e[0], e[1]) if len(e) > 1 else (None, None) for e in self._logprobs]
-        logprobs, untrainable = checks.logprobs(pairs, self.ids)
-        versions, unknown = self._versions()
-        untrainable = (
-            ("engine_protocol" if self.fault else "")
-            or checks.vocabulary(self.ids, self._vocabulary)
-            or untrainable
-            or unknown
-        )
-        return Sample(
-            ids=self.ids,
-            logprobs=[] if untrainable else logprobs,
-            versions=versions,
-            untrainable=untrainable,
-            end=kind if kind in ("stop", "length", "abort") else "failed",
-            stop_matched=matched if isinstance(matched, (int, str)) else None,
-            cached_tokens=self._cached,
-            first_token_at=self._first_token_at,
+        return self.folded(
+            kind if kind in ("stop", "length", "abort") else "failed",
+            matched if isinstance(matched, (int, str)) else None,
+            [(e[0], e[1]) if len(e) > 1 else (None, None) for e in self._logprobs],
+            self._versions(),
         )
 
     def _versions(self) -> tuple[list[VersionSpan], str]:

@@ -7,7 +7,6 @@ position, and reports no versions; chat renders the prompt anew.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import msgspec
@@ -16,6 +15,7 @@ from msgspec import Struct, field
 from polar.completion import VersionSpan
 from proxy.engines import checks
 from proxy.engines.base import Ask, Sample
+from proxy.engines.folding import Folding
 from proxy.engines.pool import RETRY_WINDOW, Pool
 
 _PREFIX = "generate-tokens-"  # what the server makes of a request's id
@@ -118,49 +118,23 @@ class VLLMWire:
         return "/inference/v1/abort_requests", msgspec.json.encode({"request_ids": [_PREFIX + rid]})
 
 
-class Reader:
-    """Folds chunks, each of which carries only what is new."""
+class Reader(Folding[Chunk]):
+    """Chunks, each of which carries only what is new."""
 
     def __init__(self, ask: Ask) -> None:
-        self.ids: list[int] = []
-        self.error: Any = None
-        self.fault = ""
+        super().__init__(_decoder, Chunk, ask.order.vocabulary)
         self._order = ask.order
         self._finish: str | None = None
         self._matched: int | str | None = None
         self._pairs: list[tuple[Any, Any]] = []
         self._spans: list[_Span] = []
         self._counted: int | None = None
-        self._cached = 0
-        self._first_token_at = 0.0
 
     @property
-    def done(self) -> bool:
-        return self._finish is not None or self.error is not None or bool(self.fault)
+    def ended(self) -> bool:
+        return self._finish is not None
 
-    @property
-    def begun(self) -> bool:
-        return bool(self.ids)
-
-    def read(self, data: list[bytes]) -> list[int]:
-        before = len(self.ids)
-        for raw in data:
-            if raw == b"[DONE]":
-                continue
-            chunk = checks.decode(raw, _decoder, Chunk)
-            if chunk is None:
-                self.fault = self.fault or "an event that is not of the contract's shape"
-            elif chunk.error is not None:
-                self.error = chunk.error
-            elif not self.fault:
-                self._take(chunk)
-            if self.fault or self.error is not None:
-                break
-        if self.ids and not self._first_token_at:
-            self._first_token_at = time.time()
-        return self.ids[before:]
-
-    def _take(self, chunk: Chunk) -> None:
+    def take(self, chunk: Chunk) -> None:
         if chunk.usage is not None:
             self._counted = chunk.usage.completion_tokens
             details = chunk.usage.prompt_tokens_details
@@ -187,22 +161,5 @@ class Reader:
         matched = self._matched
         if end == "stop" and matched is None and n and self.ids[-1] in self._order.stop_ids:
             matched = self.ids[-1]  # the model's own end token isn't named
-        logprobs, untrainable = checks.logprobs(self._pairs, self.ids)
         spans = [VersionSpan(s.version, s.start, s.end) for s in self._spans]
-        versions, unknown = checks.versions(spans, n) if spans else ([], "")
-        untrainable = (
-            ("engine_protocol" if self.fault else "")
-            or checks.vocabulary(self.ids, self._order.vocabulary)
-            or untrainable
-            or unknown
-        )
-        return Sample(
-            ids=self.ids,
-            logprobs=[] if untrainable else logprobs,
-            versions=versions,
-            untrainable=untrainable,
-            end=end,  # type: ignore[arg-type]
-            stop_matched=matched,
-            cached_tokens=self._cached,
-            first_token_at=self._first_token_at,
-        )
+        return self.folded(end, matched, self._pairs, checks.versions(spans, n) if spans else ([], ""))  # type: ignore[arg-type]
