@@ -16,8 +16,7 @@ from cli.datasets import app
 from polar.codec import load_file
 from polar.errors import InvalidTask
 from polar.task import Exec, TaskRequest
-from runtimes import bwrap
-from tests.evaluators.repos import PYTHON, REPO, diff
+from tests.evaluators.repos import PYTHON, REPO, diff, no_local_python
 
 RUNNER = CliRunner()
 ROW = {
@@ -166,8 +165,8 @@ def test_the_command_line(tmp_path):
 
 @pytest.fixture
 def local(tmp_path):
-    if isinstance(found := bwrap.find(), str):
-        pytest.skip(f"no working bubblewrap: {found}")
+    if why := no_local_python():
+        pytest.skip(why)
     config = tmp_path / "polar.toml"
     config.write_text(f'data_dir = "{tmp_path}/data"\n')
     return ["--runtime", "local", "--config", config, "--out", tmp_path / "out", "--check", "--json"]

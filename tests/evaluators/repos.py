@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from polar.task import Exec, Prepare, UploadFile
+from runtimes import bwrap
 
 IMAGE = "polar-sandbox:repos"
 REPO = "/repo"
@@ -269,3 +270,12 @@ C = Repo(
     test_files=["tests/check.c"],
 )
 REPOS = {r.name: r for r in (PYTHON, NODE, C)}
+
+
+def no_local_python() -> str:
+    """Why this interpreter, which has pytest, can't run in a local sandbox; empty if it can."""
+    if isinstance(found := bwrap.find(), str):
+        return f"no working bubblewrap: {found}"
+    if not bwrap.environment(["/tmp", bwrap.HOME]) and not bwrap.under(sys.prefix, bwrap.SYSTEM):
+        return f"a sandbox can't see this environment: {sys.prefix} lies where it has a folder of its own"
+    return ""

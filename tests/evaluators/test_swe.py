@@ -19,10 +19,9 @@ from polar.errors import EvaluatorError, InvalidTask
 from polar.judge import Changes
 from polar.result import Evaluation
 from polar.task import RuntimeSpec
-from runtimes import bwrap
 from runtimes.local import LocalRuntime
 from runtimes.prepare import run_prepare
-from tests.evaluators.repos import PYTHON, REPO, diff, writes
+from tests.evaluators.repos import PYTHON, REPO, diff, no_local_python, writes
 
 GOLD, HALF = writes(PYTHON.gold), writes(PYTHON.half)
 
@@ -30,8 +29,8 @@ GOLD, HALF = writes(PYTHON.gold), writes(PYTHON.half)
 @pytest.fixture
 def judge(tmp_path):
     """Judge what a command makes of the repository; `fresh` is run in each of the judge's sandboxes first."""
-    if isinstance(found := bwrap.find(), str):
-        pytest.skip(f"no working bubblewrap: {found}")
+    if why := no_local_python():
+        pytest.skip(why)
     runtime = LocalRuntime(Settings(data_dir=str(tmp_path / "data")))
     made = []
 

@@ -10,9 +10,9 @@ import pytest
 from polar.config import Settings
 from polar.result import SessionResult
 from polar.task import AgentSpec, EvaluatorSpec, RetryPolicy, RuntimeSpec, TaskRequest
-from runtimes import bwrap
 from runtimes.docker import DockerRuntime
 from tests.evaluators import repos
+from tests.evaluators.repos import no_local_python
 from tests.workers.cluster import Cluster
 
 NEEDS = {"words": (), "lru": ("node",), "ring": ("gcc", "make")}
@@ -33,8 +33,8 @@ def place(request) -> tuple[dict, str]:
         if not ok:
             pytest.skip(f"no Docker engine: {why}")
         return {"backend": "docker", "image": repos.image(), "workdir": repos.REPO}, "python3"
-    if isinstance(found := bwrap.find(), str):
-        pytest.skip(f"no working bubblewrap: {found}")
+    if why := no_local_python():
+        pytest.skip(why)
     return {"backend": "local", "options": {"isolation": "bwrap"}, "workdir": repos.REPO}, sys.executable
 
 

@@ -23,11 +23,10 @@ from polar.result import SessionResult
 from polar.sandbox import ProxyEndpoint, Runtime, Sandbox
 from polar.store.capture import Grant, digest
 from polar.task import AgentSpec, EvaluatorSpec, Exec, Prepare, RetryPolicy, RuntimeSpec, TaskRequest
-from runtimes import bwrap
 from runtimes.docker import DockerRuntime
 from runtimes.local import LocalRuntime
 from runtimes.prepare import run_prepare
-from tests.evaluators.repos import PYTHON, REPO, image, writes
+from tests.evaluators.repos import PYTHON, REPO, image, no_local_python, writes
 from tests.hostile.attacks import ATTACKS, F2P, Attack
 from tests.hostile.listener import Listener
 from tests.workers.cluster import Cluster
@@ -44,8 +43,7 @@ def missing(backend: str) -> str:
     if backend == "docker":
         ok, why = DockerRuntime(Settings()).available()
         return "" if ok else f"no Docker engine: {why}"
-    found = bwrap.find()
-    return f"no working bubblewrap: {found}" if isinstance(found, str) else ""
+    return no_local_python()
 
 
 class Arena:
