@@ -1,5 +1,7 @@
 """The least a reverse proxy can do in aiohttp: pass a request on and stream the answer back. `python -m benchmarks.null_proxy
---target URL --port-file F`. It is what the proxy's latency is compared with."""
+--target URL --port-file F`. It is what the proxy's latency is compared with. With `--store URL` it also asks a Redis before
+the request goes on and before the answer's last piece goes out, in scripts that do nothing: what any proxy must do that
+serves no ended session and never tells of an answer that isn't stored."""
 
 from __future__ import annotations
 
@@ -9,9 +11,12 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
+from polar.store.connection import connect_async
 
-def app(target: str) -> web.Application:
+
+def app(target: str, store: str = "") -> web.Application:
     application = web.Application(client_max_size=256 << 20)
+    ask = connect_async(store).register_script("return 1") if store else None
 
     async def session(_: web.Application):
         async with aiohttp.ClientSession(auto_decompress=False, connector=aiohttp.TCPConnector(limit=0)) as http:
@@ -20,14 +25,24 @@ def app(target: str) -> web.Application:
 
     async def forward(request: web.Request) -> web.StreamResponse:
         body = await request.read()
+        if ask is not None:
+            await ask()
         headers = {"Content-Type": request.content_type}
         async with application[_HTTP].request(
             request.method, target + request.path, data=body, headers=headers
         ) as upstream:
             response = web.StreamResponse(status=upstream.status, headers={"Content-Type": upstream.content_type})
             await response.prepare(request)
+            last = b""
             async for chunk in upstream.content.iter_any():
-                await response.write(chunk)
+                if ask is None:
+                    await response.write(chunk)
+                elif last:
+                    await response.write(last)
+                last = chunk
+            if ask is not None:
+                await ask()
+                await response.write(last)
             await response.write_eof()
             return response
 
@@ -57,6 +72,7 @@ def serve(application: web.Application, port_file: Path) -> None:
 if __name__ == "__main__":
     cli = argparse.ArgumentParser(description=__doc__)
     cli.add_argument("--target", required=True)
+    cli.add_argument("--store", default="")
     cli.add_argument("--port-file", type=Path, required=True)
     options = cli.parse_args()
-    serve(app(options.target), options.port_file)
+    serve(app(options.target, options.store), options.port_file)

@@ -1,7 +1,8 @@
 """What the proxy adds to a model call: `python -m benchmarks.proxy [--json]`.
 
 One scripted engine that answers at once; in front of it the proxy (with a real Redis), a null reverse proxy as the control,
-and on demand a peer. `added_*_ms` are differences to the control, of percentiles of the time from sending a streaming
+the same with two empty round trips to that Redis (`floor_*`: no proxy that keeps the laws can do less), and on demand a
+peer. `added_*_ms` are differences to the control, of percentiles of the time from sending a streaming
 request to its end, for agent-like conversations at a fixed rate that all sustain; `first_turn_added_p50_ms` is the same for
 first turns, whose prompt is tokenised from nothing; `ttfb` is the time to the first byte. `rps` is what 16 sessions at once
 get, `cpu_ms` the processor time of one such call. `loop_lag_p99_ms` is the proxy's own measurement under `--streams` paced
@@ -40,7 +41,7 @@ def compared(times: dict[str, dict[str, list[float]]]) -> dict[str, float]:
 
     out: dict[str, float] = {}
     for target in (t for t in times if t != "null"):
-        mark = "" if target == "polar" else "peer_"
+        mark = "" if target == "polar" else f"{target}_"
         for q in (0.5, 0.99):
             out[f"{mark}added_p{q * 100:.0f}_ms"] = at(target, "turn", q) - at("null", "turn", q)
         out[f"{mark}ttfb_added_p50_ms"] = at(target, "ttfb", 0.5) - at("null", "ttfb", 0.5)
@@ -63,13 +64,15 @@ async def measure(o: argparse.Namespace) -> dict[str, Any]:
         engine = await stack.enter_async_context(process(folder, "engine", *engine_args))
         null_args = module("benchmarks.null_proxy", "--target", engine.url)
         null = await stack.enter_async_context(process(folder, "null", *null_args))
+        floor_args = module("benchmarks.null_proxy", "--target", engine.url, "--store", url)
+        floor = await stack.enter_async_context(process(folder, "floor", *floor_args))
         settings = config(folder, url, engine.url, tokenizer)
         admin_file = folder / "admin.url"
         polar_args = ["proxy", "--config", str(settings), "--log-level", o.log_level]
         polar_args += ["--admin-port", "0", "--admin-port-file", str(admin_file)]
         polar = await stack.enter_async_context(process(folder, "polar", *module(*polar_args)))
-        servers = {"null": null, "polar": polar}
-        targets = {"null": Target(null.url), "polar": Target(polar.url)}
+        servers = {"null": null, "floor": floor, "polar": polar}
+        targets = {name: Target(server.url) for name, server in servers.items()}
         if o.peer:
             litellm = await stack.enter_async_context(peer.litellm(folder, engine.url))
             servers["peer"] = litellm

@@ -34,23 +34,26 @@ class Failures:
 
 
 class Agent:
-    """One conversation after another, each a session of its own at the proxy; an ended one is closed and forgotten."""
+    """One conversation after another, each a session of its own at the proxy. An ended one is closed and forgotten at once
+    if nothing of it can still be in flight (`waits`), else with the last."""
 
-    def __init__(self, captures: CaptureStore, size: int, turns: int = TURNS):
-        self._captures, self._size, self._turns = captures, size, turns
-        self._session = ""
+    def __init__(self, captures: CaptureStore, size: int, turns: int = TURNS, waits: bool = True):
+        self._captures, self._size, self._turns, self._waits = captures, size, turns, waits
+        self._sessions: list[str] = []
         self._begin()
 
     def _begin(self) -> None:
-        self.end()
+        if self._waits:
+            self.end()
         self.talk = Conversation(self._size, self._turns)
-        self._session = f"bench.s{next(_numbers)}"
-        self.prefix = mint(self._captures, self._session)
+        self._sessions.append(f"bench.s{next(_numbers)}")
+        self.prefix = mint(self._captures, self._sessions[-1])
 
     def end(self) -> None:
-        if self._session:
-            self._captures.revoke(attempt_id(self._session, 1))
-            self._captures.forget(attempt_id(self._session, 1))
+        while self._sessions:
+            attempt = attempt_id(self._sessions.pop(), 1)
+            self._captures.revoke(attempt)
+            self._captures.forget(attempt)
 
     def body(self) -> list[bytes]:
         if self.talk.turns == self._turns:
@@ -65,7 +68,7 @@ async def latency(
     over the interval, whether or not earlier ones were answered. Seconds by target and kind: `turn`, `ttfb` (the first byte
     of the body) and `first` (the first turn of a conversation, whose prompt nobody has seen)."""
     out: dict[str, dict[str, list[float]]] = {t: {"turn": [], "ttfb": [], "first": []} for t in targets}
-    agents = [Agent(captures, size) for _ in range(SESSIONS)]
+    agents = [Agent(captures, size, waits=False) for _ in range(SESSIONS)]
     names = list(targets)
     running: set[asyncio.Task] = set()
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks import runtimes_bare as bare
+from benchmarks import runtimes_warm
 from polar.config import Settings
 from polar.sandbox import Runtime, Sandbox
 from polar.task import RuntimeSpec
@@ -34,6 +35,7 @@ Times = dict[str, list[float]]
 
 
 class Contestant(NamedTuple):
+    settings: Settings
     runtime: Runtime
     spec: RuntimeSpec
     control: Callable[[], bare.Bare]
@@ -102,6 +104,11 @@ def compare(c: Contestant, scratch: Path, n: int, parallel: int) -> dict[str, di
     return out
 
 
+def from_pool(c: Contestant, n: int) -> dict[str, dict[str, float]]:
+    times = runtimes_warm.creates(c.runtime, c.settings, c.spec, n)
+    return {kind: {"p50": _at(values, 0.5), "p95": _at(values, 0.95)} for kind, values in times.items()}
+
+
 def _at(values: list[float], part: float) -> float:
     if part == 0.5:
         return round(statistics.median(values), 1)
@@ -120,12 +127,14 @@ def contestants(wanted: list[str], image: str, apptainer_image: str) -> Iterator
         for name in wanted:
             if name == "local-plain":
                 spec = RuntimeSpec(options={"isolation": "none"})
-                out[name] = Contestant(LocalRuntime(settings), spec, bare.Folder)
+                out[name] = Contestant(settings, LocalRuntime(settings), spec, bare.Folder)
             elif name == "local-bwrap":
                 found = bwrap.find()
                 spec = RuntimeSpec(options={"isolation": "bwrap"})
                 out[name] = (
-                    found if isinstance(found, str) else Contestant(LocalRuntime(settings), spec, bare.bubblewrap)
+                    found
+                    if isinstance(found, str)
+                    else Contestant(settings, LocalRuntime(settings), spec, bare.bubblewrap)
                 )
             elif name == "docker":
                 docker = DockerRuntime(settings)
@@ -133,7 +142,7 @@ def contestants(wanted: list[str], image: str, apptainer_image: str) -> Iterator
                 if ok:
                     api = stack.enter_context(bare.docker_api())
                     spec = RuntimeSpec(image=image, workdir="/work")
-                    out[name] = Contestant(docker, spec, lambda api=api: bare.Docker(api, image))  # type: ignore[misc]
+                    out[name] = Contestant(settings, docker, spec, lambda api=api: bare.Docker(api, image))  # type: ignore[misc]
                 else:
                     out[name] = why
             elif name == "apptainer":
@@ -144,7 +153,7 @@ def contestants(wanted: list[str], image: str, apptainer_image: str) -> Iterator
                     (base := folder / "bare").mkdir()
                     spec = RuntimeSpec(image=apptainer_image, workdir="/work")
                     control = lambda cli=cli, base=base: bare.Apptainer(cli, apptainer_image, base)  # noqa: E731
-                    out[name] = Contestant(ApptainerRuntime(settings), spec, control)
+                    out[name] = Contestant(settings, ApptainerRuntime(settings), spec, control)
             else:
                 out[name] = "unknown; allowed: local-plain, local-bwrap, docker, apptainer"
         yield out
@@ -172,6 +181,7 @@ def main() -> int:
                 result["backends"][name] = {
                     "sequential": compare(c, Path(scratch), args.sequential, 1),
                     f"parallel_{args.parallel}": compare(c, Path(scratch), args.lives, args.parallel),
+                    "create_from": from_pool(c, args.sequential),
                 }
     if args.json:
         print(json.dumps(result))
@@ -187,6 +197,10 @@ def show(result: dict) -> None:
             print(f"{name}: skipped: {modes['skipped']}")
             continue
         for mode, sides in modes.items():
+            if mode == "create_from":
+                for kind, line in sides.items():
+                    print(f"{name:12} {mode:12} {kind:6} create {line['p50']:.0f}/{line['p95']:.0f}")
+                continue
             for side, line in sides.items():
                 steps = "  ".join(f"{s} {line[s]['p50']:.0f}/{line[s]['p95']:.0f}" for s in STEPS)
                 print(f"{name:12} {mode:12} {side:6} {steps}  {line['cycles_per_s']} cycles/s")

@@ -13,12 +13,14 @@ from polar import arrays
 
 # A found value is quoted up to this many characters, and not at all where it may be a secret.
 SHOWN = 80
-_SECRET = re.compile(r"(^|\.)env\b|token|secret|password|passwd|api_?key|credential|authorization", re.I)
+_SECRET = re.compile(r"(^|\.)env\b|token(?!s\b|izer)|secret|password|passwd|api_?key|credential|authorization", re.I)
 _AT = re.compile(r"^(?P<what>.*?)(?: - at (?P<key>`key` in )?`(?P<path>\$.*)`)?$", re.S)
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 _UNKNOWN = re.compile(r"^Object contains unknown field `(.*)`$", re.S)
 _MISSING = re.compile(r"^Object missing required field `(.*)`$", re.S)
 _MAX_NAMES = 40
+NO_NUL = r"^[^\x00]*$"  # what a process can be given in its environment
+_PATTERNS = {NO_NUL: "text without NUL"}
 
 
 def explain(error: msgspec.ValidationError, data: Any, typ: Any) -> tuple[str, str]:
@@ -198,7 +200,7 @@ def _word(t: Any) -> str:
         limits = " and ".join(f"{sign} {_number(b)}" for b, sign in bounds if b is not None)
         return f"{word} {limits}".rstrip()
     if isinstance(t, mi.StrType):
-        return f"text matching {t.pattern}" if t.pattern else "text"
+        return "text" if not t.pattern else _PATTERNS.get(t.pattern) or f"text matching {t.pattern}"
     if isinstance(t, mi.BoolType):
         return "true or false"
     if isinstance(t, mi.NoneType):

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from polar.errors import InvalidTask
+from polar.explain import NO_NUL
 from polar.ids import ID_PATTERN, new_id
 
 SCHEMA: Final = 1
@@ -17,7 +18,7 @@ Seconds = Annotated[float, Meta(gt=0, le=7 * 86400)]
 Positive = Annotated[int, Meta(ge=1)]
 NonNegative = Annotated[int, Meta(ge=0)]
 EnvName = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$(?!\n)")]
-Env = dict[EnvName, str]
+Env = dict[EnvName, Annotated[str, Meta(pattern=NO_NUL)]]
 Label = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,62}$(?!\n)")]
 
 

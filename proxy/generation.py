@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from array import array
 from typing import TYPE_CHECKING, Any
 
 from polar.completion import Completion
@@ -117,17 +118,10 @@ class Generation(Broadcast):
             await store.check_open(self.grant)
             self._replay(latest)
             return True
-        if served.engine.renders:
-            plan = await remote_prompt.plan(attempt, served.codec, request, digests, found)
-        else:
-            plan = await linking.plan(attempt, served.codec, request, digests, found, tools, served.key)
-        self.prompt_tokens = len(plan.prompt)
-        room = served.row.context_length - len(plan.prompt)
-        if room < 1:
-            await store.check_open(self.grant)
-            raise overflow(len(plan.prompt), served.row.context_length)
+        planned = None
         if not self._service.pauses.free(served.key):
             await store.check_open(self.grant)
+            planned = await self._plan(digests, found, tools)  # what can't be asked is refused at once
             held = time.monotonic()
             await self._service.pauses.wait(served.key, self._cancel)
             self.waited += time.monotonic() - held
@@ -135,24 +129,43 @@ class Generation(Broadcast):
                 raise self._broken(Sample())
         self._flight = self._service.pauses.begin(served.key)
         try:
-            return await self._begun(plan, found, tools, room)
+            return await self._begun(digests, found, tools, planned)
         finally:
             self._flight.land()
 
-    async def _begun(self, plan: Plan, found: Match, tools: str, room: int) -> bool:
-        index, news = await self._service.store.begin(self.grant, self.id, self.attempt)
-        self._registered = index >= 0
+    async def _begun(self, digests: array, found: Match, tools: str, planned: Plan | None) -> bool:
+        # The store is asked while the prompt is planned; if it has news, the plan is made again.
+        beginning = asyncio.create_task(self._service.store.begin(self.grant, self.id, self.attempt))
+        for _ in range(2):  # the task runs, then its command goes out
+            await asyncio.sleep(0)
+        try:
+            plan = planned or await self._plan(digests, found, tools)
+        finally:
+            index, news = await beginning  # that the session has ended goes before what is wrong with the prompt
+            self._registered = index >= 0
         if news:
             return False
         log.debug(
             "generation begun", extra={**self._ids(), "index": index, "link": plan.link, "prompt": len(plan.prompt)}
         )
-        await self._sample(plan, found, index, tools, room)
+        await self._sample(plan, found, index, tools)
         return True
 
-    async def _sample(self, plan: Plan, found: Match, index: int, tools: str, room: int) -> None:
+    async def _plan(self, digests: array, found: Match, tools: str) -> Plan:
+        attempt, served, request = self.attempt, self.served, self.request
+        if served.engine.renders:
+            plan = await remote_prompt.plan(attempt, served.codec, request, digests, found)
+        else:
+            plan = await linking.plan(attempt, served.codec, request, digests, found, tools, served.key)
+        self.prompt_tokens = len(plan.prompt)
+        if len(plan.prompt) >= served.row.context_length:
+            raise overflow(len(plan.prompt), served.row.context_length)
+        return plan
+
+    async def _sample(self, plan: Plan, found: Match, index: int, tools: str) -> None:
         """Sample, store, publish. Raises CallError if there is no whole answer."""
         request, served = self.request, self.served
+        room = served.row.context_length - len(plan.prompt)
         params = sampling.effective(self.grant, request, served.row.max_new_tokens, room)
         if params.get("seed") is not None:
             params["seed"] = sampling.seed_of(params["seed"], self.grant.session_id, self.grant.attempt, index)

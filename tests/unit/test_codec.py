@@ -89,7 +89,13 @@ def test_a_found_value_is_short_and_never_a_secret():
     e = wrong(GOOD | {"max_turns": "x" * 5000})
     assert len(e.message) < 80 + SHOWN + 60 and "…" in e.message
     e = wrong(GOOD | {"agent": {"harness": "x", "env": {"OPENAI_KEY": 123456789}}})
-    assert e.message == "f.yaml: agent.env.OPENAI_KEY: found a number, allowed: text"
+    assert e.message == "f.yaml: agent.env.OPENAI_KEY: found a number, allowed: text without NUL"
+    assert wrong(GOOD | {"max_total_tokens": 0}).message.startswith("f.yaml: max_total_tokens: found 0, allowed: ")
+
+
+def test_an_environment_holds_what_a_process_can_be_given():
+    assert convert(GOOD | {"agent": {"harness": "x", "env": {"A": "two\nlines\n"}}}, TaskRequest, "t").agent.env
+    assert wrong(GOOD | {"agent": {"harness": "x", "env": {"A": "b\0c"}}}).field == "agent.env.A"
 
 
 JSON = st.recursive(
