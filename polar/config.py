@@ -62,6 +62,9 @@ class Settings(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
     hint_overdue_seconds: Seconds = 10.0  # a waiting session whose message may be lost is announced again after this
     reap_interval_seconds: Seconds = 1.0
     ready_places: Annotated[int, Meta(ge=1)] = 4  # sessions per node between admission and RUN
+    # Sandboxes that each worker process keeps ready for what was asked for lately (0: none), and how long it keeps them.
+    warm_sandboxes: Annotated[int, Meta(ge=0, le=256)] = 0
+    warm_seconds: Seconds = 300.0
     postrun_limit: Annotated[int, Meta(ge=1)] = 64  # POSTRUN backlog above which nothing is admitted
     volume_roots: list[str] = field(default_factory=list)  # host folders that tasks may mount (read-only)
     keep_capture: bool = True

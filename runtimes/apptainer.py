@@ -26,7 +26,7 @@ from polar.errors import InfraError, PolarError, UnsupportedSpec
 from polar.ids import is_id, new_id
 from polar.sandbox import ProxyEndpoint, SandboxRef
 from polar.task import RuntimeSpec
-from runtimes import apptainer_cli, apptainer_source, cgroups, forward, seccomp
+from runtimes import apptainer_cli, apptainer_layer, apptainer_source, cgroups, forward, seccomp
 from runtimes.apptainer_cli import Cli, left
 from runtimes.apptainer_images import Image, Images
 from runtimes.apptainer_sandbox import ApptainerSandbox, Record
@@ -36,19 +36,23 @@ log = logging.getLogger("polar.apptainer")
 
 SHELF_VARIABLE = "POLAR_APPTAINER_IMAGES"
 PARALLEL_VARIABLE = "POLAR_APPTAINER_PARALLEL"
+DISK_VARIABLE = "POLAR_APPTAINER_DISK"
 PARALLEL = 8  # instances that one process starts at once
 DEFAULT_PIDS = 512
 DEFAULT_WORKDIR = "/work"
 DEFAULT_HOME = "/root"
 _ROOT_NAMES = ("root", "0", "0:0")
+_KINDS: dict[str, apptainer_layer.Kind] = {"watched": "folder", "file": "file", "memory": "memory"}
 
 
 class Options(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
     """`pull`: what may be fetched from a registry; by default "missing" for an image named with its registry's scheme
-    (`docker://…`), and nothing for a bare name. `seccomp` false leaves the system call filter out."""
+    (`docker://…`), and nothing for a bare name. `seccomp` false leaves the system call filter out. `disk`: how `disk_mb` is
+    kept; "auto" is what the node says, or "file" where the worker can mount, or else "watched"."""
 
     pull: Literal["missing", "always", "never"] | None = None
     seccomp: bool = True
+    disk: Literal["auto", "watched", "file", "memory"] = "auto"
 
 
 class ApptainerRuntime:
@@ -58,6 +62,7 @@ class ApptainerRuntime:
         self._data_dir = Path(settings.data_dir).resolve()
         self.root = self._data_dir / "apptainer"
         self.records, self.boxes, self.clean = self.root / "records", self.root / "boxes", self.root / "clean"
+        self.disks = self.root / "disks"
         self._shelf = Path(os.environ.get(SHELF_VARIABLE) or self.root / "shelf").resolve()
         self._roots = list(settings.volume_roots)
         self.images = Images(self.root / "cache", lambda: {r.image_key for r in self._all()})
@@ -66,7 +71,7 @@ class ApptainerRuntime:
     # -- what can be asked for
 
     def check(self, spec: RuntimeSpec) -> None:
-        read_options(spec, Options, self.name)
+        options = read_options(spec, Options, self.name)
         check_volumes(spec, str(self._data_dir))
         if not spec.image:
             raise UnsupportedSpec("runtime.image: the 'apptainer' runtime needs one")
@@ -74,6 +79,12 @@ class ApptainerRuntime:
         if spec.user not in (None, *_ROOT_NAMES):
             raise UnsupportedSpec(
                 f"runtime.user: the 'apptainer' runtime can be the node's own user (leave it out) or 'root', not '{spec.user}'"
+            )
+        if options.disk in ("file", "memory") and not spec.disk_mb:
+            raise UnsupportedSpec(f"runtime.options.disk: '{options.disk}' needs a size: runtime.disk_mb")
+        if options.disk == "memory" and spec.user is not None:
+            raise UnsupportedSpec(
+                "runtime.options.disk: 'memory' can't be had as user 'root', only as the node's own user"
             )
         if spec.workdir and posixpath.normpath(spec.workdir) != spec.workdir:
             raise UnsupportedSpec(f"runtime.workdir: '{spec.workdir}' is not a plain absolute path")
@@ -84,13 +95,15 @@ class ApptainerRuntime:
                 raise UnsupportedSpec(f"runtime.volumes[{i}].target: '{v.target}' is Apptainer's own")
         # Only where this machine could run it is it known what it can't keep; elsewhere the node says so.
         if isinstance(apptainer_cli.find(), Cli):
-            self._check_here(spec)
+            self._check_here(spec, options)
 
-    def _check_here(self, spec: RuntimeSpec) -> None:
+    def _check_here(self, spec: RuntimeSpec, options: Options) -> None:
         groups = cgroups.find()
         for name in ("cpus", "memory_mb"):
             if getattr(spec, name) and isinstance(groups, str):
                 raise UnsupportedSpec(f"runtime.{name}: the 'apptainer' runtime can't keep it on this node: {groups}")
+        if _layer(spec, options) == "file" and (why := apptainer_layer.no_files()):
+            raise UnsupportedSpec(f"runtime.options.disk: 'file' can't be had on this node: {why}")
 
     def available(self) -> tuple[bool, str]:
         found = apptainer_cli.find()
@@ -99,7 +112,9 @@ class ApptainerRuntime:
         groups = cgroups.find()
         limits = f"no limits on memory and cpus: {groups}" if isinstance(groups, str) else f"cgroups v{groups.version}"
         filtered = "" if seccomp.supported() else ", no system call filter on this machine's architecture"
-        return True, f"Apptainer {found.version} ({limits}{filtered})"
+        told = {"folder": "watched", "file": "enforced", "memory": "enforced, in memory"}
+        disk = f"disk_mb {told[_layer(RuntimeSpec(disk_mb=1), Options())]}"
+        return True, f"Apptainer {found.version} ({limits}, {disk}{filtered})"
 
     # -- making one
 
@@ -110,7 +125,7 @@ class ApptainerRuntime:
         deadline = time.monotonic() + timeout
         options = read_options(spec, Options, self.name)
         cli = apptainer_cli.need()
-        self._check_here(spec)
+        self._check_here(spec, options)
         assert spec.image
         sandbox: ApptainerSandbox | None = None
         try:
@@ -151,6 +166,7 @@ class ApptainerRuntime:
         for folder in (self.root, self.root / "cache", self.records, self.boxes, self.clean, self.clean / "env"):
             folder.mkdir(parents=True, exist_ok=True)
         self.records.chmod(0o700)
+        self.disks.mkdir(mode=0o711, exist_ok=True)  # the owner may get to its own, and change nothing on the way
         cli.give(self.boxes)
         start = self.clean / "startscript"
         if not start.exists():
@@ -195,6 +211,7 @@ class ApptainerRuntime:
             memory=spec.memory_mb << 20 if spec.memory_mb else None,
             pids=spec.pids or DEFAULT_PIDS,
             disk=spec.disk_mb << 20 if spec.disk_mb else None,
+            layer=_layer(spec, options),
             open_files=spec.open_files,
         )
 
@@ -246,6 +263,18 @@ class ApptainerRuntime:
 
     def list(self, labels: dict[str, str]) -> list[SandboxRef]:
         return [r.ref for r in self._all() if labels.items() <= r.ref.labels.items()]
+
+
+def _layer(spec: RuntimeSpec, options: Options) -> apptainer_layer.Kind:
+    if options.disk != "auto":
+        return _KINDS[options.disk]
+    if not spec.disk_mb:
+        return "folder"
+    if node := os.environ.get(DISK_VARIABLE):
+        if node not in _KINDS:
+            raise UnsupportedSpec(f"{DISK_VARIABLE}: '{node}' is none of {', '.join(_KINDS)}")
+        return "folder" if node == "memory" and spec.user is not None else _KINDS[node]
+    return "folder" if apptainer_layer.no_files() else "file"
 
 
 def _wall(folder: Path, owner: tuple[int, int]) -> str:

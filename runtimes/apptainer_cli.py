@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -60,11 +61,17 @@ class Cli(Struct, frozen=True, kw_only=True):
         }
 
     def run(
-        self, argv: list[str], *, env: dict[str, str], timeout: float, prefix: list[str] | None = None
+        self,
+        argv: list[str],
+        *,
+        env: dict[str, str],
+        timeout: float,
+        prefix: Sequence[str] = (),
+        inner: Sequence[str] = (),
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run `apptainer` with these arguments. Its own end is waited for, not that of what it leaves running. Raises
-        InfraError on a time-out, OSError."""
-        command = [*(prefix or []), *self.as_owner([self.binary, *argv])]
+        """Run `apptainer` with these arguments, after the commands `prefix` as this process's user and `inner` as the
+        owner. Its own end is waited for, not that of what it leaves running. Raises InfraError on a time-out, OSError."""
+        command = [*prefix, *self.as_owner([*inner, self.binary, *argv])]
         # Files, not pipes: an instance keeps what it was started with.
         with open(os.memfd_create("out"), "w+b") as out, open(os.memfd_create("err"), "w+b") as err:
             process = subprocess.Popen(

@@ -24,6 +24,7 @@ from runtimes import (
     apptainer_changes,
     apptainer_cli,
     apptainer_exec,
+    apptainer_layer,
     cgroups,
     enter,
     host_files,
@@ -61,6 +62,7 @@ class Record(Struct, kw_only=True):
     memory: int | None = None
     pids: int | None = None
     disk: int | None = None
+    layer: apptainer_layer.Kind = "folder"
     open_files: int | None = None
 
 
@@ -68,6 +70,7 @@ class Place(Protocol):
     """The part of the runtime that a sandbox needs."""
 
     boxes: Path
+    disks: Path
     clean: Path
 
     def record_path(self, handle: str) -> Path: ...
@@ -81,19 +84,22 @@ class ApptainerSandbox:
         self._place = place
         self._record = record
         self._folder = place.boxes / record.ref.handle
-        self._upper = self._folder / "overlay" / "upper"
+        self._layer = apptainer_layer.layer(
+            record.layer, record.ref.handle, self._folder, place.disks, record.disk or 0
+        )
         groups = cgroups.find()
         self._groups = groups if isinstance(groups, cgroups.Cgroups) else None
 
     def make(self, deadline: float) -> None:
         """Raises InfraError, OSError."""
         cli = apptainer_cli.need()
-        for path in (self._folder, self._folder / "overlay", self._folder / "config"):
+        for path in (self._folder, self._folder / "config"):
             path.mkdir()
             cli.give(path)
             path.chmod(0o700)
         self._make_group()
         with self._place.locked(self.ref.handle):
+            self._layer.make(cli)
             first = self._start(cli, left(deadline))
         for inner in (self.ref.workdir, self.ref.state["home"]):
             with self._root(first).locate(inner + "/x", parents=True):
@@ -136,16 +142,19 @@ class ApptainerSandbox:
 
     def _start(self, cli: apptainer_cli.Cli, timeout: float) -> procs.Proc:
         self._regroup()
+        self._layer.open()
         pid_file = self._folder / "pid"
         pid_file.unlink(missing_ok=True)
         argv = ["-s", "instance", "start", *self._arguments(), "--pid-file", str(pid_file)]
-        prefix = self._groups.entering(self.ref.handle, []) if self._groups else None
-        done = cli.run(
-            [*argv, self._record.rootfs, self.ref.handle],
-            env=cli.environment(self._folder / "config"),
-            timeout=timeout,
-            prefix=prefix,
-        )
+        prefix = self._groups.entering(self.ref.handle, []) if self._groups else []
+        with apptainer_layer.room(self._layer, cli):
+            done = cli.run(
+                [*argv, self._record.rootfs, self.ref.handle],
+                env=cli.environment(self._folder / "config"),
+                timeout=timeout,
+                prefix=prefix,
+                inner=self._layer.entering,
+            )
         first = self._first()
         if done.returncode != 0 or first is None:
             raise InfraError(f"the instance doesn't start: {message(done)}", code="exec_failed")
@@ -154,7 +163,7 @@ class ApptainerSandbox:
     def _arguments(self) -> list[str]:
         r = self._record
         clean = str(self._place.clean)
-        out = ["--containall", "--no-home", "--no-mount", "hostfs,tmp,home,cwd", "--overlay", str(self._upper.parent)]
+        out = ["--containall", "--no-home", "--no-mount", "hostfs,tmp,home,cwd", "--overlay", str(self._layer.path)]
         out += ["--fakeroot"] if r.root else ["--userns"]
         if r.network != "internet":
             out += ["--net", "--network", "none"]
@@ -184,7 +193,7 @@ class ApptainerSandbox:
         cancelled: Callable[[], bool] | None = None,
     ) -> ExecResult:
         command = ["/bin/sh", "-c", argv] if isinstance(argv, str) else argv
-        disk = DiskWatch(self._upper, self._record.disk, cancelled)
+        disk = DiskWatch(self._layer.path, None if self._layer.bounded else self._record.disk, cancelled)
         watch = Watch(timeout, disk if disk.needed else None)
         output = Output(output_limit, log, log_limit)
         mark = secrets.token_hex(12)
@@ -251,7 +260,9 @@ class ApptainerSandbox:
 
     def _limits(self) -> dict[str, int]:
         r = self._record
-        limits = {"RLIMIT_CORE": 0, "RLIMIT_NPROC": r.pids, "RLIMIT_NOFILE": r.open_files, "RLIMIT_FSIZE": r.disk}
+        limits = {"RLIMIT_CORE": 0, "RLIMIT_NPROC": r.pids, "RLIMIT_NOFILE": r.open_files}
+        if not self._layer.bounded:
+            limits["RLIMIT_FSIZE"] = r.disk
         return {name: value for name, value in limits.items() if value is not None}
 
     def _reachable(self, first: procs.Proc) -> contextlib.AbstractContextManager[None]:
@@ -288,18 +299,23 @@ class ApptainerSandbox:
             return host_files.download(root, inside(self.ref, source), target, limit)
 
     def baseline(self, under: str) -> bytes:
-        self._there()
-        return encode(apptainer_changes.added(self._upper, inside(self.ref, under)))
+        return encode(apptainer_changes.added(self._written(), inside(self.ref, under)))
 
     def changes(self, target: Path, *, under: str, baseline: bytes, limit: int) -> bool:
-        self._there()
         folder, before = inside(self.ref, under), set(decode(baseline))
-        return apptainer_changes.write(self._upper, Path(self._record.rootfs), folder, before, target, limit)
+        return apptainer_changes.write(self._written(), Path(self._record.rootfs), folder, before, target, limit)
 
-    def _there(self) -> None:
-        """What a sandbox held that is gone can't be told from nothing."""
-        if not self._upper.is_dir():
-            raise InfraError("the sandbox is gone", code="artifact_failed")
+    def _written(self) -> Path:
+        """The overlay's upper folder. What a sandbox held that is gone can't be told from nothing."""
+        try:
+            if self._folder.is_dir():
+                with self._place.locked(self.ref.handle):
+                    self._layer.open()
+                if (upper := self._layer.upper).is_dir():
+                    return upper
+        except InfraError as e:
+            raise InfraError(e.message, code="artifact_failed") from e
+        raise InfraError("the sandbox is gone", code="artifact_failed")
 
     # -- the end
 
@@ -327,6 +343,7 @@ class ApptainerSandbox:
             try:
                 if self._groups:
                     self._groups.remove(self.ref.handle)
+                self._layer.remove()
                 if self._folder.exists():
                     self._remove()
                 record.unlink(missing_ok=True)

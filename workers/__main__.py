@@ -73,8 +73,11 @@ def _serve(ctx: Context, args: argparse.Namespace) -> int:
         loglevel=args.log_level.upper(),
         quiet=True,
     )
-    worker.start()
-    ctx.stopping.set()
+    try:
+        worker.start()
+    finally:
+        ctx.stopping.set()
+        ctx.warm.close()
     return worker.exitcode or 0
 
 

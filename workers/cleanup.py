@@ -8,6 +8,7 @@ from polar.errors import NotFound, PolarError
 from polar.sandbox import LABEL_ATTEMPT, LABEL_NAMESPACE, LABEL_NODE, LABEL_PURPOSE, LABEL_SESSION
 from polar.session import Session
 from runtimes.registry import allowed
+from runtimes.warm import LABEL_OWNER, WarmRuntime
 from workers.context import Context
 
 log = logging.getLogger("polar.cleanup")
@@ -26,10 +27,12 @@ def sweep(ctx: Context) -> int:
     removed = 0
     for backend in backends(ctx):
         runtime = ctx.runtime(backend)
-        for ref in runtime.list(_mine(ctx)):
-            if not _alive(ctx, ref.labels):
+        refs = runtime.list(_mine(ctx))
+        for ref in refs:
+            if not _wanted(ctx, runtime, ref.labels):
                 _remove(ctx, backend, ref)
                 removed += 1
+        runtime.tidy({ref.handle for ref in refs}, lambda labels: _alive(ctx, labels))
     return removed
 
 
@@ -48,6 +51,11 @@ def backends(ctx: Context) -> list[str]:
         except PolarError as e:
             log.debug("runtime %s: %s", name, e)
     return out
+
+
+def _wanted(ctx: Context, runtime: WarmRuntime, labels: dict[str, str]) -> bool:
+    owner = labels.get(LABEL_OWNER)
+    return runtime.lives(owner) if owner else _alive(ctx, labels)
 
 
 def _alive(ctx: Context, labels: dict[str, str]) -> bool:
@@ -76,8 +84,11 @@ def _destroy(ctx: Context, labels: dict[str, str]) -> int:
 
 
 def _remove(ctx: Context, backend: str, ref) -> int:
+    runtime = ctx.runtime(backend)
     try:
-        sandbox = ctx.runtime(backend).attach(ref)
+        if LABEL_OWNER in ref.labels and not runtime.condemn(ref.handle):
+            return 0
+        sandbox = runtime.attach(ref)
         sandbox.stop()
         sandbox.destroy()
         return 1

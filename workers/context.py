@@ -24,7 +24,6 @@ from polar.sandbox import (
     LABEL_PURPOSE,
     LABEL_SESSION,
     ProxyEndpoint,
-    Runtime,
 )
 from polar.session import Session
 from polar.store.capture import CaptureStore
@@ -32,6 +31,7 @@ from polar.store.connection import connect
 from polar.store.keys import Keys
 from polar.store.sessions import SessionStore
 from runtimes.registry import load_runtime
+from runtimes.warm import WarmRuntime, WarmRuntimes
 from workers.app import make_app
 from workers.leases import Held, LeaseKeeper
 
@@ -77,8 +77,13 @@ class Context:
             return None
         return ProxyEndpoint(url=self.settings.proxy_url, socket=self.settings.proxy_socket or None)
 
-    def runtime(self, backend: str | None) -> Runtime:
-        return load_runtime(backend or self.settings.default_runtime, self.settings)
+    @cached_property
+    def warm(self) -> WarmRuntimes:
+        return WarmRuntimes(self.settings, self.store.redis, self.node)
+
+    def runtime(self, backend: str | None) -> WarmRuntime:
+        name = backend or self.settings.default_runtime
+        return self.warm.over(name, load_runtime(name, self.settings))
 
     def labels(self, s: Session, purpose: str) -> dict[str, str]:
         return {

@@ -38,12 +38,11 @@ def quickstart(samples: int, backend: str) -> list[TaskRequest]:
             timeout_seconds=900,
             max_turns=8,
             results_queue=f"quickstart-{run}",
-            agent=AgentSpec(harness="shell", command="python3 /work/agent.py"),
+            agent=AgentSpec(harness="shell", command="python3 agent.py"),
             runtime=RuntimeSpec(
                 backend=backend,
                 image=image,
-                workdir="/work",
-                prepare=[UploadFile(target="/work/agent.py", content=agent)],
+                prepare=[UploadFile(target="agent.py", content=agent)],
                 evaluation_prepare=[],
             ),
             evaluator=EvaluatorSpec(

@@ -49,6 +49,14 @@ class Keys:
     def node_running(self, name: str) -> str:
         return f"{self.ns}:node:{name}:running"
 
+    def warm(self, node: str, backend: str) -> str:
+        """HASH handle -> labels, of sandboxes made in advance whose own labels are no longer true."""
+        return f"{self.ns}:warm:{node}:{backend}"
+
+    def warm_owner(self, owner: str) -> str:
+        """Expires unless the process that keeps warm sandboxes renews it."""
+        return f"{self.ns}:warm-owner:{owner}"
+
     def results(self, queue: str) -> str:
         """STREAM of result references, one per session."""
         return f"{self.ns}:results:{queue}"
