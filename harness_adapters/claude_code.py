@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from harness_adapters.cli import (
-    MODEL,
-    PATIENCE,
-    CliSettings,
-    cli_settings,
-    launch,
-    limits,
-    link_skills,
-    mcp_servers,
-    with_defaults,
-)
+from msgspec import Meta
+
+from harness_adapters.cli import MODEL, PATIENCE, CliAdapter, CliSettings, ListedTool, limits, stdio
 from harness_adapters.qwen_code import stream_json_outcome
 from polar.launch import Endpoint, File, LaunchPlan, Outcome
 from polar.task import AgentSpec
@@ -32,28 +24,20 @@ class Settings(CliSettings, kw_only=True, frozen=True, forbid_unknown_fields=Tru
     """`allowed_tools`: the built-in tools that exist at all. `bare`: the CLI's minimal mode, for small models."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    thinking: bool = True
-    allowed_tools: list[str] | None = None
-    system_prompt_append: str | None = None
-    max_turns: int | None = None
+    allowed_tools: list[ListedTool] | None = None
+    max_turns: Annotated[int, Meta(ge=1)] | None = None
     bare: bool = False
 
 
-class ClaudeCode:
+class ClaudeCode(CliAdapter):
     name = "claude_code"
     dialects = ("anthropic",)
-    requires_completions = True
-
-    def check(self, agent: AgentSpec) -> None:
-        self._read(agent)
-
-    def _read(self, agent: AgentSpec) -> Settings:
-        mcp_servers(agent, self.name)
-        link_skills(agent, f"{HOME}/skills")
-        return cli_settings(agent, Settings, self.name)
+    settings = Settings
+    skills = f"{HOME}/skills"
+    effort_is_thinking = False  # it also bounds how much it says and does
 
     def plan(self, agent: AgentSpec, instruction: str, endpoint: Endpoint) -> LaunchPlan:
-        s = self._read(agent)
+        s: Settings = self.read(agent)
         room = limits(s, endpoint)
         words = ["claude", "-p", "--output-format", "stream-json", "--verbose", "--dangerously-skip-permissions"]
         words += ["--strict-mcp-config"]  # of the servers that the image or the project names, none is the task's
@@ -94,13 +78,14 @@ class ClaudeCode:
             "ANTHROPIC_DEFAULT_OPUS_MODEL": MODEL,
             "CLAUDE_CODE_SUBAGENT_MODEL": MODEL,
         }
-        return launch(
-            self.name,
+        return self.launch(
             words,
-            settings=s,
-            instruction=instruction,
-            setup=['export CLAUDE_CONFIG_DIR="$HOME"/.polar/claude', *link_skills(agent, f"{HOME}/skills")],
-            env=with_defaults(defaults, agent, fixed),
+            s,
+            agent,
+            instruction,
+            setup=['export CLAUDE_CONFIG_DIR="$HOME"/.polar/claude'],
+            defaults=defaults,
+            fixed=fixed,
             files=files,
             artifacts=[f"{HOME}/projects"],
         )
@@ -113,7 +98,7 @@ def _mcp(agent: AgentSpec) -> dict[str, Any]:
     servers: dict[str, Any] = {}
     for m in agent.mcp_servers:
         if m.transport == "stdio":
-            servers[m.name] = {"type": "stdio", "command": m.command, "args": m.args, "env": m.env}
+            servers[m.name] = {"type": "stdio", **stdio(m)}
         else:
             servers[m.name] = {"type": "sse" if m.transport == "sse" else "http", "url": m.url}
     return {"mcpServers": servers}

@@ -12,11 +12,11 @@ import re
 import shlex
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct, field, to_builtins
 
-from harness_adapters.common import read_settings
+from harness_adapters.common import ANY_ENDPOINT, check_text, read_settings
 from polar.errors import InvalidTask, UnsupportedSpec
-from polar.launch import Endpoint, LaunchPlan
+from polar.launch import Endpoint, File, LaunchPlan
 from polar.task import AgentSpec, McpServer
 
 BUNDLES = "/opt/polar"
@@ -24,18 +24,79 @@ BUNDLES = "/opt/polar"
 # means the session's own model.
 MODEL = "polar-model"
 ARGUMENT_LIMIT = 120 * 1024  # of a command line that one shell takes; the system's is 128 KiB
+PATH_LIMIT = 4096
 PATIENCE = 3600  # seconds that a CLI may wait for the model: the session's deadline is the one that counts
-Tokens = Annotated[int, Meta(ge=1)]
+Tokens = Annotated[int, Meta(ge=1, le=1 << 53)]
+Text = Annotated[str, Meta(min_length=1)]
+ListedTool = Annotated[str, Meta(pattern="^[^,]+$")]  # of CLIs that take one word of names with commas between
+_SERVER_NAME = r"[A-Za-z0-9_-]{1,64}"
+_OF_STDIO = ("command", "args", "env")
 
 
 class CliSettings(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
     """Shared by all CLIs. `context_window` and `max_output_tokens` in tokens: by default the model's window, and a quarter of
-    it. `extra_args` are appended as they are."""
+    it. `extra_args` are appended as they are. Each CLI has its own words for `effort`."""
 
-    command: Annotated[str, Meta(min_length=1)] | None = None
+    command: Text | None = None
     context_window: Tokens | None = None
     max_output_tokens: Tokens | None = None
     extra_args: list[str] = field(default_factory=list)
+    effort: str | None = None
+    thinking: bool = True
+    system_prompt_append: str | None = None
+
+
+class CliAdapter:
+    """What such an adapter does but for `plan` and `outcome`. `skills`: the folder where the CLI looks for them. `sse`: it
+    knows that transport of MCP. `effort_is_thinking`: its effort says nothing where it is not to think."""
+
+    name: str
+    dialects: tuple[str, ...]
+    requires_completions = True
+    settings: type[CliSettings]
+    skills: str
+    sse = True
+    effort_is_thinking = True
+
+    def check(self, agent: AgentSpec) -> None:
+        self.plan(agent, "any", ANY_ENDPOINT)
+
+    def plan(self, agent: AgentSpec, instruction: str, endpoint: Endpoint) -> LaunchPlan:
+        raise NotImplementedError
+
+    def read(self, agent: AgentSpec) -> Any:
+        """The settings. Raises InvalidTask or UnsupportedSpec for what they or the MCP servers can't be."""
+        _check_mcp(agent.mcp_servers, self.name, self.sse)
+        s = read_settings(agent, self.settings, self.name)
+        if self.effort_is_thinking and not s.thinking and s.effort not in (None, "none"):
+            raise InvalidTask(f"agent.settings.effort: found '{s.effort}', allowed beside thinking false: null")
+        return s
+
+    def launch(
+        self,
+        words: list[str],
+        s: CliSettings,
+        agent: AgentSpec,
+        instruction: str,
+        *,
+        setup: list[str],
+        defaults: dict[str, str],
+        fixed: dict[str, str],
+        **plan: Any,
+    ) -> LaunchPlan:
+        """`words` (the command's default name first) as a launch plan. A word that begins with `~/` is below HOME. `setup`
+        are shell commands before it; `defaults` and `fixed` as in `with_defaults`."""
+        check_instruction(instruction)
+        command = word(s.command or words[0])
+        path = f'PATH="{BUNDLES}/{self.name}/bin:$PATH"; export PATH'
+        line = " ".join([command, *(word(w) for w in words[1:]), *(shlex.quote(a) for a in s.extra_args)])
+        return LaunchPlan(
+            argv=check_line("; ".join([path, *setup, *_link_skills(agent, self.skills), f"exec {line}"])),
+            env=with_defaults(defaults, agent, fixed),
+            stdin=instruction,
+            version_argv=version_argv(path, command),
+            **plan,
+        )
 
 
 class Limits(Struct, frozen=True):
@@ -62,45 +123,10 @@ def limits(settings: CliSettings, endpoint: Endpoint) -> Limits:
     return Limits(window, output)
 
 
-def cli_settings(agent: AgentSpec, typ: Any, harness: str) -> Any:
-    settings = read_settings(agent, typ, harness)
-    try:
-        json.dumps(agent.settings, ensure_ascii=False).encode()
-    except UnicodeEncodeError as e:
-        raise InvalidTask(f"agent.settings: is no valid Unicode text: {e.reason}") from e
-    for arg in [settings.command or "", *settings.extra_args]:
-        if "\0" in arg:
-            raise InvalidTask("agent.settings: a NUL character can't be given to a command")
-    return settings
-
-
-def launch(
-    harness: str,
-    words: list[str],
-    *,
-    settings: CliSettings,
-    instruction: str,
-    env: dict[str, str],
-    setup: list[str] | None = None,
-    **plan: Any,
-) -> LaunchPlan:
-    """`words` (the command's default name first) as a launch plan. A word that begins with `~/` is below HOME. `setup` are
-    shell commands before it; `env` is what the CLI needs, over which the task's own environment has no say."""
-    command = settings.command or words[0]
-    line = " ".join([word(command), *(word(w) for w in words[1:]), *(shlex.quote(a) for a in settings.extra_args)])
-    if len(line.encode()) > ARGUMENT_LIMIT:
-        raise InvalidTask(
-            f"agent.settings: the command line has {len(line.encode())} bytes, allowed are {ARGUMENT_LIMIT}"
-        )
-    path = f'PATH="{BUNDLES}/{harness}/bin:$PATH"; export PATH'
-    _check_text(instruction)
-    return LaunchPlan(
-        argv="; ".join([path, *(setup or []), f"exec {line}"]),
-        env=env,
-        stdin=instruction,
-        version_argv=["/bin/sh", "-c", f"{path}; exec {word(command)} --version"],
-        **plan,
-    )
+def version_argv(path: str, command: str) -> list[str]:
+    """Prints the version of `command` (a word of a shell line); or, with exit code 127, where it was looked for."""
+    missing = f'printf "%s is not there; looked for in %s\\n" {command} "$PATH" >&2; exit 127'
+    return ["/bin/sh", "-c", f"{path}; command -v {command} >/dev/null || {{ {missing}; }}; exec {command} --version"]
 
 
 def word(text: str) -> str:
@@ -113,27 +139,49 @@ def with_defaults(defaults: dict[str, str], agent: AgentSpec, fixed: dict[str, s
     return {**defaults, **agent.env, **fixed}
 
 
-def link_skills(agent: AgentSpec, place: str) -> list[str]:
+def json_file(path: str, value: Any) -> File:
+    return File(path=path, content=json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def stdio(server: McpServer) -> dict[str, Any]:
+    """A local MCP server as most CLIs name its parts."""
+    return {k: getattr(server, k) for k in _OF_STDIO}
+
+
+def check_line(line: str) -> str:
+    if (size := len(line.encode())) > ARGUMENT_LIMIT:
+        raise InvalidTask(f"agent.settings: the command line has {size} bytes, allowed are {ARGUMENT_LIMIT}")
+    return line
+
+
+def check_instruction(instruction: str) -> None:
+    check_text(instruction, "instruction")
+    if not instruction.strip():
+        raise InvalidTask("instruction: is empty; the agent CLI would refuse it")
+
+
+def _link_skills(agent: AgentSpec, place: str) -> list[str]:
     """Shell commands that make the sandbox's folder of skills appear at `place` (below HOME)."""
-    if agent.skills_path is None:
-        return []
-    if "\0" in agent.skills_path or not agent.skills_path:
-        raise InvalidTask("agent.skills_path: is no path")
-    parent = place.rpartition("/")[0]
     source = agent.skills_path
+    if source is None:
+        return []
+    check_text(source, "agent.skills_path")
+    if not 0 < (size := len(source.encode())) < PATH_LIMIT:
+        raise InvalidTask(f"agent.skills_path: found {size} bytes, allowed is a path of 1 to {PATH_LIMIT - 1}")
     target = word(source) if source.startswith(("/", "~/")) else f'"$PWD"/{shlex.quote(source)}'
-    return [f"mkdir -p {word(parent)}", f"ln -sfn {target} {word(place)}"]
+    return [f"mkdir -p {word(place.rpartition('/')[0])}", f"ln -sfn {target} {word(place)}"]
 
 
-def mcp_servers(
-    agent: AgentSpec, harness: str, pattern: str = r"[A-Za-z0-9_-]{1,64}", sse: bool = True
-) -> list[McpServer]:
-    """The task's MCP servers, checked. Raises InvalidTask or UnsupportedSpec naming the server."""
+def _check_mcp(servers: list[McpServer], harness: str, sse: bool) -> None:
+    """Raises InvalidTask or UnsupportedSpec naming the server."""
     seen: set[str] = set()
-    for i, server in enumerate(agent.mcp_servers):
+    for i, server in enumerate(servers):
         where = f"agent.mcp_servers[{i}]"
-        if not re.fullmatch(pattern, server.name):
-            raise InvalidTask(f"{where}.name: found '{server.name}', allowed by the '{harness}' harness: {pattern}")
+        check_text(to_builtins(server), where)
+        if not re.fullmatch(_SERVER_NAME, server.name):
+            raise InvalidTask(
+                f"{where}.name: found '{server.name}', allowed by the '{harness}' harness: {_SERVER_NAME}"
+            )
         if server.name in seen:
             raise InvalidTask(f"{where}.name: '{server.name}' is there twice")
         seen.add(server.name)
@@ -141,15 +189,8 @@ def mcp_servers(
             raise UnsupportedSpec(
                 f"{where}.transport: the '{harness}' harness can't use 'sse', only stdio, streamable-http"
             )
-    return agent.mcp_servers
-
-
-def _check_text(instruction: str) -> None:
-    if "\0" in instruction:
-        raise InvalidTask("instruction: a NUL character can't be given to an agent")
-    if not instruction.strip():
-        raise InvalidTask("instruction: is empty; the agent CLI would refuse it")
-    try:
-        instruction.encode()
-    except UnicodeEncodeError as e:
-        raise InvalidTask(f"instruction: is no valid Unicode text: {e.reason}") from e
+        needs, others = (_OF_STDIO, ("url",)) if server.transport == "stdio" else (("url",), _OF_STDIO)
+        for unused in (k for k in others if getattr(server, k)):
+            raise InvalidTask(
+                f"{where}.{unused}: found with transport '{server.transport}', allowed: {', '.join(needs)}"
+            )

@@ -5,19 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any, Literal
 
-from harness_adapters.cli import (
-    MODEL,
-    PATIENCE,
-    CliSettings,
-    Limits,
-    cli_settings,
-    launch,
-    limits,
-    link_skills,
-    mcp_servers,
-    with_defaults,
-)
-from harness_adapters.events import count, ended, events, numbers, text_of
+from harness_adapters.cli import MODEL, PATIENCE, CliAdapter, CliSettings, Limits, limits, stdio
+from harness_adapters.events import count, ended, events, last_at, numbers, of_type, text_of
 from polar.launch import Endpoint, File, LaunchPlan, Outcome
 from polar.task import AgentSpec
 
@@ -30,57 +19,49 @@ class Settings(CliSettings, kw_only=True, frozen=True, forbid_unknown_fields=Tru
     window is kept free: the CLI sends no limit."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    thinking: bool = True
-    system_prompt_append: str | None = None
     bare: bool = False
 
 
-class Codex:
+class Codex(CliAdapter):
     name = "codex"
     dialects = ("openai_responses",)
-    requires_completions = True
-
-    def check(self, agent: AgentSpec) -> None:
-        self._read(agent)
-
-    def _read(self, agent: AgentSpec) -> Settings:
-        mcp_servers(agent, self.name, sse=False)
-        link_skills(agent, f"{HOME}/skills")
-        return cli_settings(agent, Settings, self.name)
+    settings = Settings
+    skills = f"{HOME}/skills"
+    sse = False
 
     def plan(self, agent: AgentSpec, instruction: str, endpoint: Endpoint) -> LaunchPlan:
-        s = self._read(agent)
+        s: Settings = self.read(agent)
         config = _config(s, limits(s, endpoint), agent, endpoint)
         words = ["codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "--json", "-"]
-        return launch(
-            self.name,
+        return self.launch(
             words,
-            settings=s,
-            instruction=instruction,
-            setup=['export CODEX_HOME="$HOME"/.polar/codex', *link_skills(agent, f"{HOME}/skills")],
-            env=with_defaults({"NO_COLOR": "1"}, agent, {"POLAR_API_KEY": endpoint.api_key}),
+            s,
+            agent,
+            instruction,
+            setup=['export CODEX_HOME="$HOME"/.polar/codex'],
+            defaults={"NO_COLOR": "1"},
+            fixed={"POLAR_API_KEY": endpoint.api_key},
             files=[File(path=f"{HOME}/config.toml", content=toml(config))],
             artifacts=[f"{HOME}/sessions"],
         )
 
     def outcome(self, exit_code: int | None, output: str) -> Outcome:
         found = events(output)
-        done = [e for e in found if e.get("type") == "turn.completed"]
-        failed = [e for e in found if e.get("type") == "turn.failed"]
+        done = of_type(found, "turn.completed")
         error = ""
-        if failed and (not done or found.index(failed[-1]) > found.index(done[-1])):
-            error = text_of(failed[-1], "error", "message") or "the turn failed"
-        items = [e["item"] for e in found if e.get("type") == "item.completed" and isinstance(e.get("item"), dict)]
+        if (failed := last_at(found, "turn.failed")) > last_at(found, "turn.completed"):
+            error = text_of(found[failed], "error", "message") or "the turn failed"
+        items = [e["item"] for e in of_type(found, "item.completed") if isinstance(e.get("item"), dict)]
         tools = [i for i in items if i.get("type") not in ("agent_message", "reasoning", "error", "todo_list")]
+        started = of_type(found, "thread.started")
         notes: dict[str, Any] = {
-            "thread": next((text_of(e, "thread_id") for e in found if e.get("type") == "thread.started"), ""),
+            "thread": text_of(started[0], "thread_id") if started else "",
             "messages": count(items, lambda i: i.get("type") == "agent_message"),
             "tool_calls": len(tools),
             "tool_errors": count(tools, lambda i: i.get("status") == "failed"),
             "usage": numbers(done[-1].get("usage"), _USAGE) if done else {},
         }
-        partial = not any(e.get("type") == "thread.started" for e in found)
-        return ended(exit_code, output, answered=bool(done), error=error, notes=notes, partial=partial)
+        return ended(exit_code, output, answered=bool(done), error=error, notes=notes, partial=not started)
 
 
 def _config(s: Settings, room: Limits, agent: AgentSpec, endpoint: Endpoint) -> dict[str, Any]:
@@ -122,8 +103,7 @@ def _config(s: Settings, room: Limits, agent: AgentSpec, endpoint: Endpoint) -> 
     }
     if agent.mcp_servers:
         config["mcp_servers"] = {
-            m.name: {"command": m.command, "args": m.args, "env": m.env} if m.transport == "stdio" else {"url": m.url}
-            for m in agent.mcp_servers
+            m.name: stdio(m) if m.transport == "stdio" else {"url": m.url} for m in agent.mcp_servers
         }
     return config
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec import structs
 
@@ -13,6 +13,8 @@ from polar.launch import Endpoint, Outcome
 from polar.task import AgentSpec
 
 T = TypeVar("T")
+# For a check before there is a session: a plan finds all that is wrong with a spec but what the model's window decides.
+ANY_ENDPOINT = Endpoint(base_url="http://any", api_key="any", model="any", context_length=1 << 53)
 
 
 def read_settings(agent: AgentSpec, typ: type[T], harness: str) -> T:
@@ -20,30 +22,42 @@ def read_settings(agent: AgentSpec, typ: type[T], harness: str) -> T:
     allowed = [f.encode_name for f in structs.fields(typ)]  # type: ignore[arg-type]
     for key in agent.settings:
         if key not in allowed:
+            check_text(key, "agent.settings")
             close = difflib.get_close_matches(key, allowed, 1)
             meant = f"; did you mean '{close[0]}'?" if close else ""
             has = f"allowed: {', '.join(allowed)}" if allowed else "it has none"
-            raise InvalidTask(f"agent.settings.{key}: unknown to the '{harness}' harness; {has}{meant}")
+            raise InvalidTask(f"agent.settings.{key[:80]}: unknown to the '{harness}' harness; {has}{meant}")
     try:
-        return convert(agent.settings, typ, "agent.settings")
+        settings = convert(agent.settings, typ, "agent.settings")
     except InvalidTask as e:
         raise InvalidTask(e.message.replace("agent.settings: ", "agent.settings.", 1)) from e
+    check_text(agent.settings, "agent.settings")
+    return settings
 
 
-def refuse_mcp(agent: AgentSpec, harness: str) -> None:
-    if agent.mcp_servers:
-        raise UnsupportedSpec(f"agent.mcp_servers: the '{harness}' harness can't use MCP servers")
-
-
-def refuse_skills(agent: AgentSpec, harness: str) -> None:
-    if agent.skills_path is not None:
-        raise UnsupportedSpec(f"agent.skills_path: the '{harness}' harness can't use skills")
+def check_text(value: Any, where: str) -> None:
+    """Raises InvalidTask for a text in `value` that neither a command nor a file could carry."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            check_text(inner, f"{where}.{key}")
+    elif isinstance(value, list):
+        for i, inner in enumerate(value):
+            check_text(inner, f"{where}[{i}]")
+    elif isinstance(value, str):
+        if "\0" in value:
+            raise InvalidTask(f"{where}: found a NUL character, allowed is text without one")
+        try:
+            value.encode()
+        except UnicodeEncodeError as e:
+            raise InvalidTask(f"{where}: is no valid Unicode text: {e.reason}") from e
 
 
 def refuse_extensions(agent: AgentSpec, harness: str) -> None:
     """For agents that know neither MCP servers nor skills."""
-    refuse_mcp(agent, harness)
-    refuse_skills(agent, harness)
+    if agent.mcp_servers:
+        raise UnsupportedSpec(f"agent.mcp_servers: the '{harness}' harness can't use MCP servers")
+    if agent.skills_path is not None:
+        raise UnsupportedSpec(f"agent.skills_path: the '{harness}' harness can't use skills")
 
 
 def openai_env(endpoint: Endpoint) -> dict[str, str]:
@@ -77,3 +91,13 @@ def by_exit_code(exit_code: int | None, output: str) -> Outcome:
 def last_lines(output: str, limit: int = 400) -> str:
     text = output.strip()
     return text[-limit:] if text else "no output"
+
+
+def writable(text: str) -> str:
+    """`text` without halves of characters, which JSON may hold and no file or message can."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def ended_by_itself(exit_code: int | None) -> bool:
+    """Neither killed nor ended by a signal, which the agent's own commands can send: else its output has no last word."""
+    return exit_code is not None and 0 <= exit_code < 128

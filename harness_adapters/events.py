@@ -1,19 +1,21 @@
 """The events that a CLI wrote, read from the tail of its output.
 
-The agent's own commands may write there, too, so what is read decides nothing but how the run ended and its notes.
+The agent's own commands may write there, too: what is read decides nothing but how the run ended and its notes, and all of
+it is bounded and such that a result can hold it. Else the agent could fail its attempt, and be given another.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from harness_adapters.common import by_exit_code, last_lines
+from harness_adapters.common import by_exit_code, ended_by_itself, last_lines, writable
 from polar.launch import Outcome
 
 MAX_LINE = 1 << 20
-MAX_NOTE = 500
+MAX_NOTE = 500  # characters
+MAX_COUNT = (1 << 53) - 1  # what every reader of JSON can hold
 _OVERFLOW = (
     "prompt is too long",
     "context_length_exceeded",
@@ -39,12 +41,21 @@ def events(output: str) -> list[dict[str, Any]]:
     return found
 
 
+def of_type(found: list[dict[str, Any]], *types: str) -> list[dict[str, Any]]:
+    return [e for e in found if e.get("type") in types]
+
+
+def last_at(found: list[dict[str, Any]], kind: str) -> int:
+    """The place of the last event of that type, -1 if there is none."""
+    return max((i for i, e in enumerate(found) if e.get("type") == kind), default=-1)
+
+
 def ended(
     exit_code: int | None, output: str, *, answered: bool, error: str, notes: dict[str, Any], partial: bool = False
 ) -> Outcome:
     """How a run ended. `answered`: the CLI says that it came to its end; an exit code 0 without that is an error, since some
     CLIs exit so when they did nothing. `error` is the CLI's own last word on a failure."""
-    error = " ".join(error.split())[:MAX_NOTE]
+    error = " ".join(error.split())
     if error:
         notes["error"] = error
     if partial:
@@ -61,25 +72,37 @@ def ended(
     # Not the events: what a tool printed is not what the CLI says.
     plain = "\n".join(line for line in output[-20_000:].split("\n") if not line.startswith("{"))
     said = f"{error} {last_lines(plain, 1000)}".lower()
-    if exit_code is not None and any(w in said for w in _OVERFLOW):
+    if ended_by_itself(exit_code) and any(w in said for w in _OVERFLOW):
         outcome.termination = "context_overflow"
     outcome.notes = notes
     return outcome
 
 
 def text_of(value: Any, *path: str) -> str:
-    """The string at `path` of nested objects, "" if there is none."""
+    """The string at `path` of nested objects, "" if there is none. Bounded, and such that a result can hold it."""
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
-    return value if isinstance(value, str) else ""
+    return writable(value[:MAX_NOTE]) if isinstance(value, str) else ""
 
 
 def numbers(value: Any, names: dict[str, str]) -> dict[str, int]:
     """The whole numbers among `value`'s members, renamed."""
     if not isinstance(value, dict):
         return {}
-    found = {new: value.get(old) for old, new in names.items()}
-    return {k: v for k, v in found.items() if isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 1 << 53}
+    return {new: value[old] for old, new in names.items() if whole(value.get(old))}
+
+
+def whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT
+
+
+def total(values: Iterable[Any], names: dict[str, str]) -> dict[str, int]:
+    """The sums of what `numbers` finds in each."""
+    sums: dict[str, int] = {}
+    for value in values:
+        for k, n in numbers(value, names).items():
+            sums[k] = min(sums.get(k, 0) + n, MAX_COUNT)
+    return dict(sorted(sums.items()))
 
 
 def count(found: list[dict[str, Any]], match: Callable[[dict[str, Any]], bool]) -> int:

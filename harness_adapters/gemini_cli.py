@@ -5,19 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any, Literal
 
-from harness_adapters.cli import (
-    MODEL,
-    PATIENCE,
-    CliSettings,
-    Limits,
-    cli_settings,
-    launch,
-    limits,
-    link_skills,
-    mcp_servers,
-    with_defaults,
-)
-from harness_adapters.events import count, ended, events, numbers, text_of
+from harness_adapters.cli import MODEL, PATIENCE, CliAdapter, CliSettings, Limits, Text, limits
+from harness_adapters.events import count, ended, events, numbers, of_type, text_of
 from harness_adapters.qwen_code import gemini_like_mcp
 from polar.launch import Endpoint, File, LaunchPlan, Outcome
 from polar.task import AgentSpec
@@ -38,26 +27,17 @@ class Settings(CliSettings, kw_only=True, frozen=True, forbid_unknown_fields=Tru
     window; the model's own end is then the run's."""
 
     effort: Literal["minimal", "low", "medium", "high"] | None = None
-    thinking: bool = True
-    allowed_tools: list[str] | None = None
-    system_prompt_append: str | None = None
+    allowed_tools: list[Text] | None = None
 
 
-class GeminiCli:
+class GeminiCli(CliAdapter):
     name = "gemini_cli"
     dialects = ("google",)
-    requires_completions = True
-
-    def check(self, agent: AgentSpec) -> None:
-        self._read(agent)
-
-    def _read(self, agent: AgentSpec) -> Settings:
-        mcp_servers(agent, self.name)
-        link_skills(agent, f"{HOME}/.gemini/skills")
-        return cli_settings(agent, Settings, self.name)
+    settings = Settings
+    skills = f"{HOME}/.gemini/skills"
 
     def plan(self, agent: AgentSpec, instruction: str, endpoint: Endpoint) -> LaunchPlan:
-        s = self._read(agent)
+        s: Settings = self.read(agent)
         settings = _settings(s, limits(s, endpoint), agent)
         files = [
             File(path=f"{HOME}/.gemini/settings.json", content=json.dumps(settings, indent=1) + "\n"),
@@ -70,39 +50,36 @@ class GeminiCli:
             "GEMINI_API_KEY": endpoint.api_key,
             "GEMINI_MODEL": MODEL,
         }
-        return launch(
-            self.name,
+        return self.launch(
             ["gemini", "--yolo", "--skip-trust", "--model", MODEL, "--output-format", "stream-json"],
-            settings=s,
-            instruction=instruction,
-            setup=[
-                'export GEMINI_CLI_HOME="$HOME"/.polar/gemini GEMINI_EXP="$HOME"/.polar/gemini/experiments.json',
-                *link_skills(agent, f"{HOME}/.gemini/skills"),
-            ],
-            env=with_defaults({"NO_COLOR": "1", "GEMINI_CLI_NO_RELAUNCH": "true"}, agent, fixed),
+            s,
+            agent,
+            instruction,
+            setup=['export GEMINI_CLI_HOME="$HOME"/.polar/gemini GEMINI_EXP="$HOME"/.polar/gemini/experiments.json'],
+            defaults={"NO_COLOR": "1", "GEMINI_CLI_NO_RELAUNCH": "true"},
+            fixed=fixed,
             files=files,
             artifacts=[f"{HOME}/.gemini/tmp"],
         )
 
     def outcome(self, exit_code: int | None, output: str) -> Outcome:
         found = events(output)
-        results = [e for e in found if e.get("type") == "result"]
+        results = of_type(found, "result")
         last = results[-1] if results else {}
         error = ""
         if text_of(last, "status") not in ("", "success"):
             error = text_of(last, "error", "message") or text_of(last, "status")
-        tools = [e for e in found if e.get("type") == "tool_result"]
-        stats = last.get("stats")
+        tools = of_type(found, "tool_result")
         notes: dict[str, Any] = {
             "tool_calls": len(tools),
             "tool_errors": count(tools, lambda e: e.get("status") == "error"),
             "end": text_of(last, "status"),
-            "usage": numbers(stats, _USAGE),
+            "usage": numbers(last.get("stats"), _USAGE),
         }
-        said = any(e.get("type") == "message" and e.get("role") == "assistant" for e in found)
+        said = any(e.get("role") == "assistant" for e in of_type(found, "message"))
         # An empty answer, retried until it gave up, ends it with 0 and without a word.
         answered = text_of(last, "status") == "success" and (said or bool(tools))
-        partial = not any(e.get("type") == "init" for e in found)
+        partial = not of_type(found, "init")
         outcome = ended(exit_code, output, answered=answered, error=error, notes=notes, partial=partial)
         if exit_code in _EXITS:
             outcome.message = f"exit code {exit_code}: {_EXITS[exit_code]}" + (f": {error}" if error else "")

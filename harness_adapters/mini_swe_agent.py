@@ -13,15 +13,33 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
 
-from harness_adapters.cli import BUNDLES, MODEL, with_defaults
-from harness_adapters.common import by_exit_code, last_lines, openai_env, read_settings, refuse_extensions
-from polar.errors import InvalidTask
+from harness_adapters.cli import (
+    BUNDLES,
+    MODEL,
+    PATIENCE,
+    CliSettings,
+    Text,
+    Tokens,
+    check_instruction,
+    check_line,
+    limits,
+    version_argv,
+    with_defaults,
+)
+from harness_adapters.common import (
+    ANY_ENDPOINT,
+    by_exit_code,
+    ended_by_itself,
+    last_lines,
+    openai_env,
+    read_settings,
+    refuse_extensions,
+)
 from polar.launch import Endpoint, File, LaunchPlan, Outcome
 from polar.task import AgentSpec
 
 CONFIG = ".polar/mini.yaml"  # below HOME
 TRAJECTORY = ".polar/mini.traj.json"
-REQUEST_TIMEOUT = 3600  # seconds: the session's deadline is the one that counts
 # How the CLI announces an end that its exit code (0) doesn't tell.
 _ENDS = {
     "LimitsExceeded": "turn_limit",
@@ -45,12 +63,12 @@ class Settings(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
     """`config` is a configuration file that mini-swe-agent finds; `model_class` e.g. litellm_response. It has no window of its
     own: what doesn't fit the model's ends the run."""
 
-    command: Annotated[str, Meta(min_length=1)] = "mini"
-    config: Annotated[str, Meta(min_length=1)] = "mini.yaml"
+    command: Text = "mini"
+    config: Text = "mini.yaml"
     step_limit: Annotated[int, Meta(ge=0)] = 0
-    model_class: str | None = None
-    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
-    effort: str | None = None
+    model_class: Text | None = None
+    max_output_tokens: Tokens | None = None
+    effort: Text | None = None
     extra_args: list[str] = field(default_factory=list)
 
 
@@ -60,15 +78,15 @@ class MiniSweAgent:
     requires_completions = True
 
     def check(self, agent: AgentSpec) -> None:
-        read_settings(agent, Settings, self.name)
-        refuse_extensions(agent, self.name)
+        self.plan(agent, "any", ANY_ENDPOINT)
 
     def plan(self, agent: AgentSpec, instruction: str, endpoint: Endpoint) -> LaunchPlan:
-        self.check(agent)
         settings = read_settings(agent, Settings, self.name)
-        kwargs: dict[str, Any] = {"timeout": REQUEST_TIMEOUT}
+        refuse_extensions(agent, self.name)
+        check_instruction(instruction)
+        kwargs: dict[str, Any] = {"timeout": PATIENCE}
         if settings.max_output_tokens:
-            kwargs["max_tokens"] = settings.max_output_tokens
+            kwargs["max_tokens"] = limits(CliSettings(max_output_tokens=settings.max_output_tokens), endpoint).output
         if settings.effort:
             kwargs["reasoning_effort"] = settings.effort
         model: dict[str, Any] = {
@@ -85,12 +103,14 @@ class MiniSweAgent:
         }
         words = shlex.join([settings.command, "-c", settings.config])
         extra = shlex.join(settings.extra_args)
+        # The shell is there for HOME, which the adapter doesn't know.
+        path = f'PATH="{BUNDLES}/{self.name}/bin:$PATH"'
+        line = f'exec {words} -c "$HOME/{CONFIG}" -o "$HOME/{TRAJECTORY}" {extra}'.rstrip()
         return LaunchPlan(
-            # The shell is there for HOME, which the adapter doesn't know.
-            argv=f'PATH="{BUNDLES}/{self.name}/bin:$PATH"; exec {words} -c "$HOME/{CONFIG}" -o "$HOME/{TRAJECTORY}" {extra}'.rstrip(),
+            argv=check_line(f"{path}; {line}"),
             env=with_defaults(_DEFAULTS, agent, openai_env(endpoint)),
             files=[File(path=f"~/{CONFIG}", content=_yaml(config))],
-            version_argv=[settings.command, "--help"],
+            version_argv=version_argv(path, shlex.quote(settings.command)),
             artifacts=[f"~/{TRAJECTORY}"],
         )
 
@@ -103,15 +123,10 @@ class MiniSweAgent:
                 result.termination = _ENDS[status]  # type: ignore[assignment]
                 result.message = f"mini-swe-agent ended with {status}"
                 result.notes["exit_status"] = status
-        elif exit_code is not None and "ContextWindowExceededError" in output:
+        elif ended_by_itself(exit_code) and "ContextWindowExceededError" in last_lines(output, 4000):
             result = Outcome(termination="context_overflow", message=last_lines(output))
         return result
 
 
 def _yaml(config: dict) -> str:
-    try:
-        text = json.dumps(config, ensure_ascii=False)
-        text.encode()
-    except UnicodeEncodeError as e:
-        raise InvalidTask(f"instruction: is no valid Unicode text: {e.reason}") from e
-    return _UNSAFE.sub(lambda m: f"\\u{ord(m[0]):04x}", text)
+    return _UNSAFE.sub(lambda m: f"\\u{ord(m[0]):04x}", json.dumps(config, ensure_ascii=False))

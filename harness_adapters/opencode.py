@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from typing import Any, Literal
 
-from harness_adapters.cli import (
-    MODEL,
-    PATIENCE,
-    CliSettings,
-    Limits,
-    cli_settings,
-    launch,
-    limits,
-    link_skills,
-    mcp_servers,
-    with_defaults,
-)
-from harness_adapters.events import count, ended, events, numbers, text_of
+from harness_adapters.cli import MODEL, PATIENCE, CliAdapter, CliSettings, Limits, Text, json_file, limits
+from harness_adapters.events import count, ended, events, last_at, of_type, text_of, total
 from polar.launch import Endpoint, File, LaunchPlan, Outcome
 from polar.task import AgentSpec
 
@@ -44,28 +32,18 @@ class Settings(CliSettings, kw_only=True, frozen=True, forbid_unknown_fields=Tru
 
     dialect: Literal["openai_chat", "openai_responses", "anthropic"] = "openai_chat"
     effort: Literal["low", "medium", "high"] | None = None
-    thinking: bool = True
-    allowed_tools: list[str] | None = None
-    system_prompt_append: str | None = None
+    allowed_tools: list[Text] | None = None
 
 
-class Opencode:
+class Opencode(CliAdapter):
     name = "opencode"
     dialects = ("openai_chat", "openai_responses", "anthropic")
-    requires_completions = True
-
-    def check(self, agent: AgentSpec) -> None:
-        self._read(agent)
-
-    def _read(self, agent: AgentSpec) -> Settings:
-        mcp_servers(agent, self.name)
-        link_skills(agent, f"{HOME}/skills")
-        return cli_settings(agent, Settings, self.name)
+    settings = Settings
+    skills = f"{HOME}/skills"
 
     def plan(self, agent: AgentSpec, instruction: str, endpoint: Endpoint) -> LaunchPlan:
-        s = self._read(agent)
-        config = _config(s, limits(s, endpoint), agent, endpoint)
-        files = [File(path=f"{HOME}/config.json", content=json.dumps(config, indent=1, ensure_ascii=False) + "\n")]
+        s: Settings = self.read(agent)
+        files = [json_file(f"{HOME}/config.json", _config(s, limits(s, endpoint), agent, endpoint))]
         if s.system_prompt_append:
             files.append(File(path=f"{HOME}/append.md", content=s.system_prompt_append))
         defaults = {
@@ -76,46 +54,40 @@ class Opencode:
             "OPENCODE_DISABLE_SHARE": "1",
             "OPENCODE_DISABLE_PRUNE": "1",  # it would rewrite what old tools said
         }
-        return launch(
-            self.name,
+        return self.launch(
             # With a title of its own it asks the model for none.
             ["opencode", "run", "--title", "task", "--format", "json"],
-            settings=s,
-            instruction=instruction,
+            s,
+            agent,
+            instruction,
             setup=[
                 'export OPENCODE_CONFIG="$HOME"/.polar/opencode/config.json OPENCODE_CONFIG_DIR="$HOME"/.polar/opencode',
                 _NO_INSTALL,
-                *link_skills(agent, f"{HOME}/skills"),
             ],
-            env=with_defaults(defaults, agent, {"POLAR_API_KEY": endpoint.api_key}),
+            defaults=defaults,
+            fixed={"POLAR_API_KEY": endpoint.api_key},
             files=files,
             artifacts=[f"{STORAGE}/opencode.db", f"{STORAGE}/opencode.db-wal"],
         )
 
     def outcome(self, exit_code: int | None, output: str) -> Outcome:
         found = events(output)
-        finishes = [e["part"] for e in found if e.get("type") == "step_finish" and isinstance(e.get("part"), dict)]
-        tools = [e for e in found if e.get("type") == "tool_use"]
-        errors = [e for e in found if e.get("type") == "error"]
+        finishes = [e["part"] for e in of_type(found, "step_finish") if isinstance(e.get("part"), dict)]
+        tools = of_type(found, "tool_use")
         last = finishes[-1] if finishes else {}
         error = ""
         # An error after which it went on was one that it could mend.
-        if errors and (
-            not finishes
-            or found.index(errors[-1]) > max(i for i, e in enumerate(found) if e.get("type") == "step_finish")
-        ):
-            error = text_of(errors[-1], "error", "data", "message") or text_of(errors[-1], "error", "name") or "error"
-        usage = [numbers(f.get("tokens"), _USAGE) for f in finishes]
+        if (at := last_at(found, "error")) > last_at(found, "step_finish"):
+            error = text_of(found[at], "error", "data", "message") or text_of(found[at], "error", "name") or "error"
         notes: dict[str, Any] = {
             "turns": len(finishes),
             "tool_calls": len(tools),
             "tool_errors": count(tools, lambda e: text_of(e, "part", "state", "status") == "error"),
             "stop_reason": text_of(last, "reason"),
-            "usage": {k: sum(u.get(k, 0) for u in usage) for k in sorted({k for u in usage for k in u})},
+            "usage": total((f.get("tokens") for f in finishes), _USAGE),
         }
-        return ended(
-            exit_code, output, answered=text_of(last, "reason") in ("stop", "length"), error=error, notes=notes
-        )
+        answered = text_of(last, "reason") in ("stop", "length")
+        return ended(exit_code, output, answered=answered, error=error, notes=notes)
 
 
 def _config(s: Settings, room: Limits, agent: AgentSpec, endpoint: Endpoint) -> dict[str, Any]:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Literal
 
 from harness_adapters.cli import (
     MODEL,
     PATIENCE,
+    CliAdapter,
     CliSettings,
     Limits,
-    cli_settings,
-    launch,
+    Text,
+    json_file,
     limits,
-    link_skills,
-    mcp_servers,
-    with_defaults,
+    stdio,
 )
-from harness_adapters.events import count, ended, events, numbers, text_of
-from polar.launch import Endpoint, File, LaunchPlan, Outcome
+from harness_adapters.common import ended_by_itself
+from harness_adapters.events import count, ended, events, numbers, of_type, text_of, whole
+from polar.launch import Endpoint, LaunchPlan, Outcome
 from polar.task import AgentSpec
 
 HOME = "~/.polar/qwen"  # QWEN_HOME: what is ~/.qwen otherwise
@@ -42,34 +41,24 @@ class Settings(CliSettings, kw_only=True, frozen=True, forbid_unknown_fields=Tru
 
     dialect: Literal["openai_chat", "openai_responses", "anthropic", "google"] = "openai_chat"
     effort: Literal["low", "medium", "high", "max"] | None = None
-    thinking: bool = True
-    allowed_tools: list[str] | None = None
-    system_prompt_append: str | None = None
+    allowed_tools: list[Text] | None = None
     bare: bool = False
 
 
-class QwenCode:
+class QwenCode(CliAdapter):
     name = "qwen_code"
     dialects = ("openai_chat", "openai_responses", "anthropic", "google")
-    requires_completions = True
-
-    def check(self, agent: AgentSpec) -> None:
-        self._read(agent)
-
-    def _read(self, agent: AgentSpec) -> Settings:
-        mcp_servers(agent, self.name)
-        link_skills(agent, f"{HOME}/skills")
-        return cli_settings(agent, Settings, self.name)
+    settings = Settings
+    skills = f"{HOME}/skills"
 
     def plan(self, agent: AgentSpec, instruction: str, endpoint: Endpoint) -> LaunchPlan:
-        s = self._read(agent)
+        s: Settings = self.read(agent)
         room = limits(s, endpoint)
         words = ["qwen", "--yolo", "--auth-type", _AUTH[s.dialect], "--model", MODEL]
         words += ["--output-format", "stream-json", "--chat-recording"]
         words += ["--bare"] if s.bare else []
         # A word with a newline in it is fine; only its size is bounded, by the system.
         words += ["--append-system-prompt", s.system_prompt_append] if s.system_prompt_append else []
-        settings = _settings(s, room, agent, endpoint)
         defaults = {
             "QWEN_USAGE_STATISTICS_ENABLED": "false",
             "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1",
@@ -77,16 +66,15 @@ class QwenCode:
             "QWEN_CODE_MAX_OUTPUT_TOKENS": str(room.output),
             "NO_COLOR": "1",
         }
-        return launch(
-            self.name,
+        return self.launch(
             words,
-            settings=s,
-            instruction=instruction,
-            setup=['export QWEN_HOME="$HOME"/.polar/qwen', *link_skills(agent, f"{HOME}/skills")],
-            env=with_defaults(defaults, agent, {_KEY[s.dialect]: endpoint.api_key}),
-            files=[
-                File(path=f"{HOME}/settings.json", content=json.dumps(settings, indent=1, ensure_ascii=False) + "\n")
-            ],
+            s,
+            agent,
+            instruction,
+            setup=['export QWEN_HOME="$HOME"/.polar/qwen'],
+            defaults=defaults,
+            fixed={_KEY[s.dialect]: endpoint.api_key},
+            files=[json_file(f"{HOME}/settings.json", _settings(s, room, agent, endpoint))],
             artifacts=[f"{HOME}/projects"],
         )
 
@@ -97,14 +85,14 @@ class QwenCode:
 def stream_json_outcome(exit_code: int | None, output: str, usage: dict[str, str]) -> Outcome:
     """For CLIs that write Claude Code's stream of events and end it with one `result`."""
     found = events(output)
-    results = [e for e in found if e.get("type") == "result"]
+    results = of_type(found, "result")
     last = results[-1] if results else {}
     failed = last.get("is_error") is True or text_of(last, "subtype").startswith("error")
     error = (text_of(last, "error", "message") or text_of(last, "result") or text_of(last, "subtype")) if failed else ""
-    blocks = [b for e in found if e.get("type") in ("assistant", "user") for b in _blocks(e)]
+    blocks = [b for e in of_type(found, "assistant", "user") for b in _blocks(e)]
     denied = last.get("permission_denials")
     notes: dict[str, Any] = {
-        "turns": last.get("num_turns") if isinstance(last.get("num_turns"), int) else count(found, _is_turn),
+        "turns": last["num_turns"] if whole(last.get("num_turns")) else len(of_type(found, "assistant")),
         "tool_calls": count(blocks, lambda b: b.get("type") == "tool_use"),
         "tool_errors": count(blocks, lambda b: b.get("type") == "tool_result" and b.get("is_error") is True),
         "denied_tools": len(denied) if isinstance(denied, list) else 0,
@@ -112,9 +100,9 @@ def stream_json_outcome(exit_code: int | None, output: str, usage: dict[str, str
         "end": text_of(last, "subtype"),
         "usage": numbers(last.get("usage"), usage),
     }
-    partial = not any(e.get("type") == "system" and text_of(e, "subtype") in ("init", "session_start") for e in found)
+    partial = not any(text_of(e, "subtype") in ("init", "session_start") for e in of_type(found, "system"))
     outcome = ended(exit_code, output, answered=bool(results), error=error, notes=notes, partial=partial)
-    if text_of(last, "subtype") == "error_max_turns":
+    if text_of(last, "subtype") == "error_max_turns" and ended_by_itself(exit_code):
         outcome.termination = "turn_limit"
     return outcome
 
@@ -123,10 +111,6 @@ def _blocks(event: dict[str, Any]) -> list[dict[str, Any]]:
     message = event.get("message")
     content = message.get("content") if isinstance(message, dict) else None
     return [b for b in content if isinstance(b, dict)] if isinstance(content, list) else []
-
-
-def _is_turn(event: dict[str, Any]) -> bool:
-    return event.get("type") == "assistant"
 
 
 def _settings(s: Settings, room: Limits, agent: AgentSpec, endpoint: Endpoint) -> dict[str, Any]:
@@ -158,9 +142,11 @@ def _settings(s: Settings, room: Limits, agent: AgentSpec, endpoint: Endpoint) -
         "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False, "enableAutoSkill": False},
         "ui": {"enableFollowupSuggestions": False},
         "context": {"clearContextOnIdle": {"toolResultsThresholdMinutes": -1, "toolResultsTotalCharsThreshold": -1}},
+        # As for a prompt on its command line: from a terminal it loses the end of what a quick command prints.
+        "tools": {"shell": {"enableInteractiveShell": False}},
     }
     if s.allowed_tools is not None:
-        settings["tools"] = {"core": s.allowed_tools}
+        settings["tools"]["core"] = s.allowed_tools
     if agent.mcp_servers:
         settings["mcpServers"] = gemini_like_mcp(agent)
     return settings
@@ -171,7 +157,7 @@ def gemini_like_mcp(agent: AgentSpec) -> dict[str, Any]:
     servers: dict[str, Any] = {}
     for m in agent.mcp_servers:
         if m.transport == "stdio":
-            servers[m.name] = {"command": m.command, "args": m.args, "env": m.env, "trust": True}
+            servers[m.name] = {**stdio(m), "trust": True}
         else:
             servers[m.name] = {"url" if m.transport == "sse" else "httpUrl": m.url, "trust": True}
     return servers

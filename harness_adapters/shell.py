@@ -12,7 +12,7 @@ import shlex
 
 from msgspec import Struct
 
-from harness_adapters.common import by_exit_code, every_env, read_settings, refuse_extensions
+from harness_adapters.common import by_exit_code, check_text, every_env, read_settings, refuse_extensions
 from polar.errors import InvalidTask
 from polar.launch import Endpoint, LaunchPlan, Outcome
 from polar.task import AgentSpec
@@ -36,12 +36,12 @@ class Shell:
         refuse_extensions(agent, self.name)
         if not agent.command:
             raise InvalidTask("agent.command: the 'shell' harness needs one")
+        check_text(agent.command, "agent.command")
 
     def plan(self, agent: AgentSpec, instruction: str, endpoint: Endpoint) -> LaunchPlan:
         self.check(agent)
         command = agent.command or ""
-        if "\0" in instruction or "\0" in command:
-            raise InvalidTask("instruction: a NUL character can't be given to a command")
+        check_text(instruction, "instruction")
         filled = command.replace(PLACEHOLDER, shlex.quote(instruction))
         small = len(instruction.encode()) < ARGUMENT_LIMIT
         if len(filled.encode()) > ARGUMENT_LIMIT:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
+from harness_adapters.common import writable
 from polar.completion import Completion
 
 # Bounds of what is read of one transcript: bytes, entries, JSON values of one entry.
@@ -98,7 +99,7 @@ def join(entries: Iterable[Entry], completions: list[Completion]) -> Join:
             same = [i for _, s in strings for i in by_text.get(_squeeze(s), ())]
             found, by = next((i for i in same if i not in spoken), same[0] if same else ""), "text"
         if found:
-            joined.completion_id, joined.index, joined.by = found, known[found].index, by
+            joined.completion_id, joined.index, joined.by = found, known[found].index, writable(by)
             # A message's id stands for the answer itself, a call's also beside its result.
             joined.kind = "answer" if answers or not (_CALL.fullmatch(by) or _is_result(entry.value)) else "result"
             spoken.add(found)
@@ -135,10 +136,11 @@ def _kinds(value: dict[str, Any]) -> Iterator[str]:
 
 def _files(name: str, data: bytes) -> Iterator[tuple[str, str]]:
     try:
-        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        # Plain: a compressed one isn't ours, could be of any size within, and its errors are of many kinds.
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
             for member in tar:
                 if member.isreg() and member.size <= MAX_BYTES and (f := tar.extractfile(member)) is not None:
-                    yield member.name.removeprefix("./"), f.read().decode("utf-8", "replace")
+                    yield writable(member.name.removeprefix("./")), f.read().decode("utf-8", "replace")
     except tarfile.TarError:
         yield name, data.decode("utf-8", "replace")
 
@@ -193,7 +195,7 @@ def _squeeze(text: str) -> str:
 
 
 def _beginning(value: dict[str, Any]) -> str:
-    return next((_squeeze(s)[:200] for k, s in _strings(value) if k in _TEXT_KEYS and s.strip()), "")
+    return next((writable(_squeeze(s)[:200]) for k, s in _strings(value) if k in _TEXT_KEYS and s.strip()), "")
 
 
 def _short(completion_id: str) -> str:

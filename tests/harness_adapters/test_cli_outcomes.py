@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness_adapters.registry import load_adapter
+from polar.codec import pack
 from polar.launch import Outcome
 from polar.task import AgentSpec
 
@@ -147,7 +148,7 @@ def test_any_output_is_read(name, code, output):
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.just("\ud800"),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
         st.sampled_from(["type", "subtype", "message", "content", "error", "usage", "item", "part", "state", "status",
                          "reason", "stats", "tokens", "result", "is_error", "num_turns", "stopReason", "data"]),
@@ -161,4 +162,5 @@ JSON = st.recursive(
 @given(values=st.lists(JSON, max_size=6))
 def test_events_of_any_shape_are_read(name, values):
     text = "".join(json.dumps(v) + "\n" for v in values)
-    load_adapter(AgentSpec(harness=name)).outcome(0, text)
+    for code in (0, 1):
+        pack(load_adapter(AgentSpec(harness=name)).outcome(code, text))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
 import json
+import lzma
 import tarfile
 from typing import Any
 
@@ -12,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness_adapters import transcripts
+from polar.codec import to_json
 from polar.completion import Completion
 
 A, B, C = ("c-01a228f81492e085608d2c24", "c-01a228f81516bee7c1bf345b", "c-01a228f81562c3e5715fc0ed")
@@ -113,6 +117,15 @@ def test_text_that_only_mentions_an_id_is_not_joined():
 def test_what_is_no_transcript_is_passed_over():
     assert joined("x", b"\x00\x01SQLite") == [] and joined("x.jsonl", b'{"a": \n[1]\n"s"\n') == []
     assert joined("x.json", b"[" * 100_000) == []
+
+
+def test_an_archive_that_the_agent_made_is_no_trap():
+    data = tar(**{"\udcff.jsonl": lines({"role": "assistant", "content": "\ud800 hi", "id": f"\udc00 msg_{A}"})})
+    # It could hold more than there is memory, or break off: only plain archives are ours.
+    for packed in (gzip.compress(data), gzip.compress(data)[:60], lzma.compress(data)[:-20], bz2.compress(data)):
+        assert list(transcripts.read("~/sessions", packed)) == []
+    (entry,) = transcripts.join(transcripts.read("~/sessions", data), COMPLETIONS).entries
+    assert entry.index == 0 and b"?.jsonl" in to_json(entry)
 
 
 def test_reading_is_bounded(monkeypatch):
