@@ -12,6 +12,7 @@ import threading
 import time
 
 from celery import signals
+from redis.exceptions import RedisError
 
 from polar.config import load
 from polar.errors import InvalidConfig, PolarError
@@ -39,6 +40,9 @@ def main(argv: list[str] | None = None) -> int:
     except PolarError as e:
         print(f"polar: {e.message}", file=sys.stderr)
         return 2
+    except RedisError as e:  # whoever supervises it starts it again
+        print(f"polar: broker or store: {e}; is it running? try 'polar doctor'", file=sys.stderr)
+        return 3
     signal.signal(signal.SIGTERM, lambda *_: ctx.stopping.set())
     signal.signal(signal.SIGINT, lambda *_: ctx.stopping.set())
     if args.stages == ["reaper"]:

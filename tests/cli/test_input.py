@@ -58,13 +58,14 @@ def test_no_deployment_and_no_file(tmp_path):
     assert r.returncode == 2 and "polar up" in r.stderr
 
 
-def test_a_dead_broker_is_exit_code_3(tmp_path):
+@pytest.mark.parametrize("command", [["status"], ["results", "list"], ["worker", "init"]])
+def test_a_dead_broker_is_one_line_and_exit_code_3(tmp_path, command):
     path = tmp_path / "polar.toml"
     path.write_text(toml(msgspec.to_builtins(Settings(broker=f"unix://{tmp_path}/nobody", data_dir=str(tmp_path)))))
     r = subprocess.run(
-        [sys.executable, "-m", "cli.main", "status", "--config", str(path)], capture_output=True, text=True
+        [sys.executable, "-m", "cli.main", *command, "--config", str(path)], capture_output=True, text=True
     )
-    assert r.returncode == 3 and "polar doctor" in r.stderr
+    assert r.returncode == 3 and "polar doctor" in r.stderr and len(r.stderr.splitlines()) == 1
 
 
 def test_two_stacks_on_one_machine_have_two_node_names(tmp_path):

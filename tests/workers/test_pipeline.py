@@ -72,11 +72,13 @@ def test_an_agent_error_is_the_agents(cluster):
     assert (r.termination, r.agent["exit_code"], len(r.attempts)) == ("agent_error", 7, 1)
 
 
-def test_an_error_after_the_model_failed_is_not_the_agents(cluster):
-    task = noop("unserved", command="sleep 1; exit 1", retry=RetryPolicy(max_attempts=1))
-    (name,) = cluster.submit(task)
-    until(lambda: cluster.store.session("unserved.s0").state == "RUNNING")
-    cluster.store.redis.hset(cluster.store.keys.attempt("unserved.s0.a1"), "infra", "engine_unavailable: away")
+@pytest.mark.parametrize("command", ["sleep 1; exit 1", "sleep 60"], ids=["error", "timeout"])
+def test_an_end_after_the_model_failed_is_not_the_agents(cluster, command):
+    task_id = f"unserved{len(command)}"
+    once = RetryPolicy(max_attempts=1)
+    (name,) = cluster.submit(noop(task_id, command=command, agent_timeout_seconds=2.0, retry=once))
+    until(lambda: cluster.store.session(f"{task_id}.s0").state == "RUNNING")
+    cluster.store.redis.hset(cluster.store.keys.attempt(f"{task_id}.s0.a1"), "infra", "engine_unavailable: away")
     (r,) = cluster.wait([name])
     assert (r.termination, r.error.code, r.reward) == ("infra_error", "engine_unavailable", None)
 
