@@ -20,7 +20,7 @@ from harness_adapters.versions import Harness, versions
 from polar.errors import InvalidConfig, PolarError
 
 ARCH = {"x86_64": ("x64", "x86_64"), "aarch64": ("arm64", "aarch64")}
-FORM = "1"  # of the folder: a bundle of another form is made anew
+FORM, PYTHON_FORM = "1", "2"  # of the folder: a bundle of another form is made anew
 _UNWANTED = ("*.map", "*.d.ts", "*.d.mts", "*.d.cts")  # for people who develop with the package
 
 _NODE = """#!/bin/sh
@@ -44,9 +44,13 @@ done
 echo "{command}: this bundle needs Python {minor} in the image" >&2
 exit 127
 """
+# Its own command has no `--version`, and takes seconds to say so.
 _MAIN = """import sys
 from pathlib import Path
 
+if sys.argv[1:] == ["--version"]:
+    print("{command} {version}")
+    sys.exit()
 sys.path.insert(0, str(Path(__file__).resolve().parent / "lib"))
 sys.argv[0] = "{command}"
 from {module} import {attr} as main
@@ -74,7 +78,7 @@ def wanted(name: str, python: str) -> dict[str, str]:
     harness = v.harnesses[name]
     out = {"harness": name, "version": harness.version, "arch": platform.machine(), "before": v.before, "form": FORM}
     if harness.pypi:
-        out["python"] = python
+        out |= {"python": python, "form": PYTHON_FORM}
     elif not harness.binary:
         out["node"] = v.node.version
     return out
@@ -178,7 +182,9 @@ def _python(harness: Harness, made: Path, python: str) -> None:
             [sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", str(made / "lib")],
             capture_output=True,
         )
-    (made / "main.py").write_text(_MAIN.format(command=harness.command, module=module, attr=attr))
+    (made / "main.py").write_text(
+        _MAIN.format(command=harness.command, version=harness.version, module=module, attr=attr)
+    )
     _script(made / "bin" / harness.command, _PYTHON.format(minor=python, command=harness.command))
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -68,7 +70,7 @@ def build(
     to: Folder = DEFAULT,
     force: Force = False,
 ) -> None:
-    """Build one sandbox image per harness, or with 'all' one that has them all."""
+    """Build one sandbox image per harness, or with 'all' one that has them all; an image that is current stays."""
     wanted = names or ["all"]
     if "all" in wanted and len(wanted) > 1:
         raise InvalidConfig("'all' is an image of its own: give it alone")
@@ -90,18 +92,39 @@ def build(
 
 def _image(docker: str, image: str, base: str, members: list[str], root: Path, force: bool) -> None:
     python = _python_of(docker, base) if any(versions().harnesses[m].pypi for m in members) else ""
+    labels = {f"polar.harness.{m}": versions().harnesses[m].version for m in members}
+    labels["polar.made-of"] = _made_of(_inspect(docker, base).get("Id", ""), members, python)
+    if not force and labels.items() <= _labels(_inspect(docker, image)).items():
+        return
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".context-", dir=root) as folder:
         for name in members:
-            made = bundles.build(name, root, python=python, force=force)
+            # A bundle for another Python than this one's must not take the place of the one that is mounted from here.
+            foreign = versions().harnesses[name].pypi and python != bundles.here()
+            made = bundles.build(name, root / f"python{python}" if foreign else root, python=python, force=force)
             # Links, not copies: the context is only read.
             shutil.copytree(made, Path(folder) / "opt/polar" / name, symlinks=True, copy_function=os.link)
         argv = [docker, "build", "-q", "-f", str(DOCKERFILE), "-t", image, "--build-arg", f"BASE_IMAGE={base}"]
-        versions_ = [f"polar.harness.{m}={versions().harnesses[m].version}" for m in members]
-        argv += [word for v in versions_ for word in ("--label", v)]
+        argv += [word for k, v in labels.items() for word in ("--label", f"{k}={v}")]
         done = subprocess.run([*argv, folder], capture_output=True, text=True)
     if done.returncode:
         raise bundles.BundleError(f"docker build of {image} failed: {done.stderr.strip()[-1500:]}")
+
+
+def _made_of(base: str, members: list[str], python: str) -> str:
+    """What tells an image that is current from one that has to be made anew."""
+    parts = [base, DOCKERFILE.read_text(), *(bundles.wanted(m, python) for m in members)]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def _inspect(docker: str, image: str) -> dict[str, Any]:
+    """What the engine knows of an image; nothing if it isn't there."""
+    done = subprocess.run([docker, "image", "inspect", image], capture_output=True, text=True)
+    return json.loads(done.stdout)[0] if done.returncode == 0 else {}
+
+
+def _labels(inspected: dict[str, Any]) -> dict[str, str]:
+    return (inspected.get("Config") or {}).get("Labels") or {}
 
 
 def _python_of(docker: str, image: str) -> str:

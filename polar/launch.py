@@ -39,7 +39,8 @@ class LaunchPlan(Struct, kw_only=True):
     files: list[File] = field(default_factory=list)
     stdin: str | None = None
     cwd: str | None = None
-    version_argv: list[str] | None = None  # prints the version; a failure is `harness_missing`
+    # Prints the program's version without asking a model; exit code 126 or 127 means `harness_missing`, all else is noted.
+    version_argv: list[str] | None = None
     artifacts: list[str] = field(default_factory=list)
 
 

@@ -13,8 +13,10 @@ from typing import Any
 
 import msgspec
 
+from proxy import pieces
 from proxy.neutral import Message
 
+_VALUES = 5000  # in arguments that are compared by value; walking through many more would hold up all streams
 _encode = msgspec.json.Encoder().encode
 
 # The history of no messages.
@@ -74,7 +76,10 @@ def _normal(m: Message, rank: int) -> list[Any]:
 
 
 def normal_arguments(text: str) -> Any:
-    """Arguments without their formatting: key order, white space, escapes, `1.0` or `1`."""
+    """Arguments without their formatting: key order, white space, escapes, `1.0` or `1`. Those of very many values are taken
+    to the letter."""
+    if text.count(",") > _VALUES and pieces.values(text.encode("utf-8", "replace")) > _VALUES:
+        return text.strip()
     try:
         return _normal_json(json.loads(text))
     except (ValueError, RecursionError):

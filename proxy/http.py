@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 import time
@@ -41,9 +42,13 @@ class Front:
         """Every request. Whatever goes wrong is answered in the dialect's envelope."""
         capability, path = _split(http)
         dialect: Dialect = FALLBACK
+        action = "none"
         try:
             dialect, route, params = _route(http, path)
-            return await self._act(http, dialect, route, params, capability)
+            action = route.action
+            response = await self._act(http, dialect, route, params, capability)
+            self._service.metrics.calls.labels(dialect.name, action, str(response.status)).inc()
+            return response
         except CallError as e:
             error = e
         except PolarError as e:
@@ -55,8 +60,8 @@ class Front:
             log.exception("call failed")
             error = CallError("internal", "the proxy failed to serve this call")
         dialect = getattr(error, "dialect", dialect)
-        self._service.metrics.calls.labels(dialect.name, str(error.status)).inc()
         status, text = dialect.error(error)
+        self._service.metrics.calls.labels(dialect.name, action, str(status)).inc()
         return json_response(status, text, error)
 
     async def _act(
@@ -83,7 +88,8 @@ class Front:
         async with self._service.gate.body(grant.attempt_id, http.content_length):
             raw = await body.receive(http)
             begun = time.monotonic()
-            request = await self._reading.request(raw, dialect, call)
+            recall = functools.partial(self._service.recall, grant)
+            request = await self._reading.request(raw, dialect, call, recall)
             del raw
         metrics.body.observe(http.content.total_bytes)
         if route.action == "count":
@@ -91,7 +97,6 @@ class Front:
         generation = await self._service.generate(grant, request, dialect.name)
         joined = generation.accepted
         response = await Delivery(http, dialect, generation, request, metrics).run(self._heartbeat)
-        metrics.calls.labels(dialect.name, str(response.status)).inc()
         if not joined:
             metrics.added.observe(max(0.0, time.monotonic() - begun - generation.waited))
         return response

@@ -27,7 +27,7 @@ _ABORTS = {
 class Metrics:
     def __init__(self) -> None:
         self.registry = r = CollectorRegistry()
-        self.calls = Counter("polar_proxy_calls", "Model calls answered", ["dialect", "status"], registry=r)
+        self.calls = Counter("polar_proxy_calls", "Calls answered", ["dialect", "action", "status"], registry=r)
         self.body = Histogram("polar_proxy_request_bytes", "Size of request bodies", buckets=_BYTES, registry=r)
         self.added = Histogram(
             "polar_proxy_added_seconds", "A call's time but for the engine's and pauses", buckets=_MOMENTS, registry=r

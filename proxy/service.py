@@ -26,6 +26,7 @@ from proxy.linking import request_hash
 from proxy.metrics import Metrics
 from proxy.neutral import Request
 from proxy.pausing import Pauses
+from proxy.recall import Recall
 from proxy.store import ERRORS, Store
 from proxy.table import Table
 
@@ -56,6 +57,7 @@ class Service:
         self._redis = connect_async(self.settings.store_url, retry=Retry(NoBackoff(), 0))
         self._capture = AsyncCapture(self._redis, Keys(self.settings.namespace), self.id)
         self.store = Store(self._capture, retried=self.metrics.store_retries.inc)
+        self.recall = Recall(self._capture, self.store, self.attempts)
         await self._quietly(self._capture.beat)
         work = (self._beat(), self._revocations(), self.metrics.watch_loop())
         self._tasks = [asyncio.create_task(w) for w in work]

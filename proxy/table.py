@@ -32,7 +32,9 @@ class Served(Struct, frozen=True, kw_only=True):
     def hopeless(self, messages: list[Message]) -> int:
         """How many tokens messages have at least, if that is more than ever fit; else 0. Such are not worth reading, nor
         tokenising: it would only keep the others waiting."""
-        least = max(len(messages), sum(len(m["content"]) for m in messages) // _CHARS_PER_TOKEN)
+        arguments = (c["function"]["arguments"] for m in messages for c in m.get("tool_calls") or ())
+        length = sum(len(m["content"]) for m in messages) + sum(map(len, arguments))
+        least = max(len(messages), length // _CHARS_PER_TOKEN)
         return least if least > self.row.context_length else 0
 
 

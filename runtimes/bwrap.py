@@ -16,10 +16,13 @@ HOME = "/home/agent"
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 # The machine's software, seen read-only. Everything else of the host stays out of sight.
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt")
+# The package manager's own knowledge, in a copy-on-write root; of the machine's /var nothing else is seen.
+PACKAGES = ("/var/lib/dpkg", "/var/lib/rpm")
 # Readable for root, so for a sandbox of root's.
 SECRET = (
     "/etc/shadow", "/etc/shadow-", "/etc/gshadow", "/etc/gshadow-", "/etc/sudoers", "/etc/sudoers.d", "/etc/ssh",
     "/etc/ssl/private", "/etc/docker", "/etc/kubernetes", "/etc/rancher", "/etc/krb5.keytab", "/etc/machine-id",
+    "/etc/apt/auth.conf", "/etc/apt/auth.conf.d",
 )  # fmt: skip
 # Files there are writable by their owner, who may be this very user: a worker that is root.
 PROC_READ_ONLY = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
@@ -108,10 +111,10 @@ def environment(writable: list[str]) -> list[str]:
     return [] if taken else [folder]
 
 
-def resolver_binds() -> list[str]:
-    """Name resolution for a sandbox that shares the network: the file is often a link to somewhere unseen."""
+def resolver() -> str | None:
+    """The file of name resolution, for a sandbox that shares the network: often a link leads somewhere unseen to it."""
     real = os.path.realpath("/etc/resolv.conf")
-    return [] if under(real, SYSTEM) or not os.path.exists(real) else ["--ro-bind", real, real]
+    return None if under(real, SYSTEM) or not os.path.exists(real) else real
 
 
 def under(path: str, folders: tuple[str, ...]) -> bool:

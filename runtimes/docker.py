@@ -24,7 +24,7 @@ from polar.errors import InfraError, PolarError, UnsupportedSpec
 from polar.ids import new_id
 from polar.sandbox import ProxyEndpoint, SandboxRef
 from polar.task import RuntimeSpec
-from runtimes import docker_bridge, docker_config, docker_prepared, docker_pull, netns
+from runtimes import docker_bridge, docker_config, docker_podman, docker_prepared, docker_pull, netns
 from runtimes.docker_config import LABEL_REF
 from runtimes.docker_engine import Engine, translated
 from runtimes.docker_sandbox import DockerSandbox
@@ -57,6 +57,7 @@ class DockerRuntime:
         self._data_dir = str(Path(settings.data_dir).resolve())
         self._engine = Engine()
         self._enters: bool | None = None  # can containers' namespaces be entered? None: not tried yet
+        self._system_calls: str | None = None  # a filter other than the engine's own
         self._quota: bool | None = None  # does the engine keep disk quotas? None: not tried yet
 
     def check(self, spec: RuntimeSpec) -> None:
@@ -72,7 +73,10 @@ class DockerRuntime:
     def available(self) -> tuple[bool, str]:
         try:
             with self._engine.call(timeout=PROBE_TIMEOUT, code="runtime_create_failed") as api:
-                return True, f"Docker {api.version().get('Version', '?')}"
+                version = api.version().get("Version", "?")
+            name = "Podman" if self._engine.is_podman() else "Docker"
+            missing = self._engine.unlimited()
+            return True, f"{name} {version}" + (f", no limits on {', '.join(missing)}" if missing else "")
         except PolarError as e:
             return False, e.message
 
@@ -84,6 +88,7 @@ class DockerRuntime:
         self.check(spec)
         deadline = time.monotonic() + timeout
         options = read_options(spec, Options, self.name)
+        self._check_limits(spec)
         image = self._image(spec, options, deadline)
         more: dict[str, str] = {}
         if options.cache_prepare and (steps := docker_prepared.steps_of(spec, labels)):
@@ -100,6 +105,14 @@ class DockerRuntime:
             except _CantEnter as e:
                 log.info("containers' networks can't be entered from here (%s): the proxy comes in by a relay", e)
                 self._enters = False
+
+    def _check_limits(self, spec: RuntimeSpec) -> None:
+        for name in self._engine.unlimited():
+            if getattr(spec, name) is not None:
+                raise UnsupportedSpec(
+                    f"runtime.{name}: this engine takes it and does nothing (a rootless one needs control groups of version 2 and "
+                    "their delegation)"
+                )
 
     def _bridge(self, proxy: ProxyEndpoint | None) -> str | None:
         if proxy is None:
@@ -147,8 +160,10 @@ class DockerRuntime:
         )
         sandbox = DockerSandbox(self._engine, ref)
         try:
+            system_calls = self._filter()
             with self._engine.call(timeout=_left(deadline), code="runtime_create_failed") as api:
-                made = self._made(api, spec, ref, docker_config.container(api, spec, ref, labels, proxy, bridge))
+                asked = docker_config.container(api, spec, ref, labels, proxy, bridge, system_calls)
+                made = self._made(api, spec, ref, asked)
                 ref = replace(ref, handle=made["Id"])
                 sandbox = DockerSandbox(self._engine, ref)
                 api.start(ref.handle)
@@ -176,6 +191,17 @@ class DockerRuntime:
         except BaseException:
             _undo(sandbox)
             raise
+
+    def _filter(self) -> str | None:
+        if self._system_calls is None and self._engine.is_podman():
+            own = self._engine.podman_host()["security"].get("seccompProfilePath") or ""
+            if self._engine.is_local():
+                self._system_calls = docker_podman.filter_file(own, Path(self._data_dir, "docker"))
+            if self._system_calls is None:
+                log.warning(
+                    "Podman's system call filter '%s' can't be narrowed: nested user namespaces are possible", own
+                )
+        return self._system_calls
 
     def _made(self, api: Any, spec: RuntimeSpec, ref: SandboxRef, config: dict[str, Any]) -> dict[str, Any]:
         """With a quota on its files where the engine's storage can keep one."""

@@ -17,10 +17,13 @@ from runtimes.docker_engine import Engine
 from runtimes.docker_reader import Reader
 
 TIMEOUT = 600.0
-# More paths than this are picked out of one export of the whole file system: each costs a request otherwise.
+# More paths than this are picked out of one archive of the whole folder: each costs a request otherwise.
 MAX_REQUESTS = 200
 # Not the agent's, or not files: the engine's own mounts and what the kernel makes.
-_NEVER = ("/proc", "/sys", "/dev", "/.dockerenv", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/run/polar")
+_NEVER = (
+    *("/proc", "/sys", "/dev", "/.dockerenv", "/sbin/docker-init", "/usr/sbin/docker-init"),
+    *("/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/run/polar"),
+)
 
 
 class Difference(NamedTuple):
@@ -53,7 +56,7 @@ def write(engine: Engine, handle: str, under: str, before: set[str], target: Pat
         out.removed({*now.removed, *gone})
         # Podman follows links where a single path is asked for.
         if len(tops) + len(now.changed) > MAX_REQUESTS or engine.is_podman():
-            _from_export(engine, handle, base, set(now.added) | set(now.changed), out)
+            _from_folder(engine, handle, under, set(now.added) | set(now.changed), out)
         else:
             for path in now.changed:
                 _fetch(engine, handle, base, path, out, deep=False)
@@ -94,23 +97,28 @@ def _fetch(engine: Engine, handle: str, base: str, path: str, out: Writer, *, de
             chunks.close()
 
 
-def _from_export(engine: Engine, handle: str, base: str, wanted: set[str], out: Writer) -> None:
-    with engine.call(timeout=TIMEOUT, code="artifact_failed") as api:
-        chunks = api.export(handle, chunk_size=1 << 20)
+def _from_folder(engine: Engine, handle: str, under: str, wanted: set[str], out: Writer) -> None:
+    with contextlib.suppress(EngineNotFound), engine.call(timeout=TIMEOUT, code="artifact_failed") as api:
+        chunks, _ = api.get_archive(handle, under, chunk_size=1 << 20)
         try:
             with tarfile.open(fileobj=cast(BinaryIO, Reader(chunks)), mode="r|") as tar:
                 for member in tar:
-                    path = "/" + member.name.strip("/")
-                    rel = path[len(base) :] if path.startswith(base) else ""
-                    if rel not in wanted or out.truncated:
-                        continue
-                    other = "/" + member.linkname.strip("/")
-                    linked = other[len(base) :] if member.islnk() and other.startswith(base) else ""
-                    out.add(rel, member, _content(tar, member), linked)
+                    path = _below(member.name, under)
+                    if path in wanted:
+                        linked = _below(member.linkname, under) if member.islnk() else ""
+                        out.add(path, member, _content(tar, member), linked)
+                    if out.truncated:  # what doesn't fit would be read to its end: it may be endless
+                        return
         except tarfile.TarError as e:
             raise InfraError(f"can't read the container's files: {e}", code="artifact_failed") from e
         finally:
             chunks.close()
+
+
+def _below(name: str, under: str) -> str:
+    """Members begin with the last part of the path that was asked for; with nothing where that is the root."""
+    name = posixpath.normpath(name).lstrip("/")
+    return name if under == "/" else name.partition("/")[2]
 
 
 def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> BinaryIO | None:

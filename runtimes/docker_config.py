@@ -24,6 +24,7 @@ def container(
     labels: dict[str, str],
     proxy: ProxyEndpoint | None,
     bridge: str | None,
+    system_calls: str | None,
 ) -> dict[str, Any]:
     mounts = [Mount(v.target, v.source, type="bind", read_only=True) for v in spec.volumes]
     if bridge == docker_bridge.RELAY and proxy and proxy.socket:
@@ -34,7 +35,7 @@ def container(
     host = api.create_host_config(
         init=True,
         cap_drop=["ALL"],
-        security_opt=["no-new-privileges:true"],
+        security_opt=["no-new-privileges:true", *([f"seccomp={system_calls}"] if system_calls else [])],
         network_mode="bridge" if spec.network == "internet" else "none",
         ipc_mode="private",
         mem_limit=memory,

@@ -16,6 +16,8 @@ from runtimes.output import Output
 from runtimes.watch import Watch
 
 CHUNK = 1 << 16
+_STDERR = 2
+_KEPT = 4096  # bytes of what the engine says
 QUIET = 5.0  # seconds without output after which the engine is asked whether the command still runs
 # Failures that are the command's own, though the engine reports them.
 _OWN = (("executable file not found", 127), ("no such file or directory", 127), ("permission denied", 126))
@@ -26,12 +28,18 @@ class NotRunning(InfraError):
 
 
 class Frames:
-    """The engine's multiplexed stream: 8 bytes of header (stream, three zeros, length), then the payload."""
+    """The engine's multiplexed stream: 8 bytes of header (stream, three zeros, length), then the payload.
+
+    A command has both of its outputs on the first stream (`_merged`). What comes on the second, to `engine_said`, is the
+    engine's: Podman tells there how the program that starts commands failed, and of its own trouble with closed inputs.
+    """
 
     def __init__(self, output: Output):
         self._output = output
         self._buffer = bytearray()
         self._left = 0
+        self._stream = 1
+        self.engine_said = b""
 
     def feed(self, data: bytes) -> None:
         self._buffer += data
@@ -40,10 +48,14 @@ class Frames:
                 part = bytes(self._buffer[: self._left])
                 del self._buffer[: len(part)]
                 self._left -= len(part)
-                self._output.feed(part)
+                if self._stream == _STDERR:
+                    self.engine_said = (self.engine_said + part)[:_KEPT]
+                else:
+                    self._output.feed(part)
             elif len(self._buffer) < 8:
                 return
             else:
+                self._stream = self._buffer[0]
                 self._left = int.from_bytes(self._buffer[4:8], "big")
                 del self._buffer[:8]
 
@@ -61,10 +73,12 @@ def run(
     output: Output,
 ) -> int | None:
     """Its exit code, or None when `watch` expired: then it still runs. Raises InfraError, or NotFound without container."""
+    frames = Frames(output)
     with engine.call() as api:
+        command = _merged(argv, stdin if engine.is_tls() else None)
         try:
             made = api.exec_create(
-                container, argv, stdin=stdin is not None, environment=env, workdir=cwd, user=user or ""
+                container, command, stdin=stdin is not None, environment=env, workdir=cwd, user=user or ""
             )
         except APIError as e:
             if e.status_code != 409:
@@ -80,23 +94,34 @@ def run(
         api._raise_for_status(response)
     try:
         with translated("exec_failed"):
-            ended = _pump(engine, made["Id"], response, stdin, watch, Frames(output))
+            ended = _pump(engine, made["Id"], response, stdin, watch, frames)
     finally:
         response.close()
     if not ended:
         return None
     code, started = _exit_code(engine, made["Id"])
+    if engine.is_podman():  # it forgets the pid of what has ended
+        started = not (code in (126, 127) and b"OCI " in frames.engine_said)
     if not started and code != 0:
+        output.feed(frames.engine_said)
         return _engine_failure(output.tail.decode("utf-8", "replace").strip())
     return code
+
+
+def _merged(argv: list[str], counted: bytes | None) -> list[str]:
+    """With one output: the engine's two come in no certain order, one keeps what was written first first. `counted`: input
+    whose end the command can't be told by closing one half of the connection, as TLS has none."""
+    if counted is None:
+        return ["sh", "-c", 'exec 2>&1; exec "$@"', "sh", *argv]
+    return ["sh", "-c", 'exec 2>&1; n=$1; shift; head -c "$n" | exec "$@"', "sh", str(len(counted)), *argv]
 
 
 def _pump(engine: Engine, exec_id: str, response: Any, stdin: bytes | None, watch: Watch, frames: Frames) -> bool:
     reader = response.raw._fp.fp
     sock = reader.raw._sock
     sock.setblocking(False)
-    if early := reader.peek():
-        frames.feed(reader.read(len(early)))
+    if early := _buffered(reader):
+        frames.feed(early)
     pending = memoryview(stdin or b"")
     writing = stdin is not None
     heard = time.monotonic()
@@ -117,6 +142,14 @@ def _pump(engine: Engine, exec_id: str, response: Any, stdin: bytes | None, watc
                 if not api.exec_inspect(exec_id)["Running"]:
                     return True
     return False
+
+
+def _buffered(reader: Any) -> bytes:
+    """What came in one packet with the headers."""
+    try:
+        return reader.read(len(reader.peek()))
+    except ssl.SSLWantReadError:  # nothing; plain sockets say so by an empty answer
+        return b""
 
 
 def _select(sock: Any, writing: bool, wait: float) -> tuple[bool, bool, bool]:
@@ -148,8 +181,9 @@ def _send(sock: Any, pending: memoryview) -> tuple[memoryview, bool]:
         return memoryview(b""), False
     if pending:
         return pending, True
-    with contextlib.suppress(OSError):
-        sock.shutdown(1)
+    if not isinstance(sock, ssl.SSLSocket):  # its `shutdown` would end both directions
+        with contextlib.suppress(OSError):
+            sock.shutdown(1)
     return pending, False
 
 
@@ -163,8 +197,9 @@ def _exit_code(engine: Engine, exec_id: str) -> tuple[int, bool]:
         except NotFound as e:
             raise InfraError("the container went away while a command ran", code="exec_failed") from e
         if not state["Running"] and state["ExitCode"] is not None:
-            # Podman forgets the pid of what has ended, and answers a failed start by an error.
-            return int(state["ExitCode"]), bool(state["Pid"]) or engine.is_podman()
+            if state["ExitCode"] < 0:
+                raise InfraError("the engine lost sight of the command", code="exec_failed")
+            return int(state["ExitCode"]), bool(state["Pid"])
         if time.monotonic() > deadline:
             raise InfraError("the engine doesn't tell how the command ended", code="exec_failed")
         time.sleep(0.02)

@@ -71,8 +71,6 @@ class DockerSandbox:
         watch = Watch(timeout, disk if disk.needed else None)
         output = Output(output_limit, log, log_limit)
         command = ["sh", "-c", argv] if isinstance(argv, str) else argv
-        # The engine's two streams come in no certain order; one keeps what was written first first.
-        command = ["sh", "-c", 'exec "$@" 2>&1', "sh", *command]
         try:
             for attempt in range(3):
                 try:

@@ -21,7 +21,9 @@ from polar.ids import is_id, new_id
 from polar.sandbox import ProxyEndpoint, SandboxRef
 from polar.task import RuntimeSpec
 from runtimes import bwrap, cgroups, forward, seccomp
+from runtimes.holder import Impossible
 from runtimes.local_box import Record, mount_points
+from runtimes.local_cow import support
 from runtimes.local_sandbox import LocalSandbox
 from runtimes.options import check_volumes, read_options, refuse
 
@@ -29,6 +31,7 @@ log = logging.getLogger("polar.local")
 
 DEFAULT_PIDS = 512  # where there are control groups
 Isolation = Literal["auto", "bwrap", "none"]
+RootKind = Literal["auto", "overlay", "read-only"]
 Count = Annotated[int, Meta(ge=1)]
 
 
@@ -42,9 +45,11 @@ class Rlimits(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
 
 
 class Options(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
-    """`seccomp` false leaves the system call filter out (bubblewrap only)."""
+    """`seccomp` false leaves the system call filter out (bubblewrap only). `root`: `overlay` is copy-on-write or an error,
+    `auto` falls back to `read-only` where this machine can't do it."""
 
     isolation: Isolation = "auto"
+    root: RootKind = "auto"
     seccomp: bool = True
     rlimits: Rlimits = field(default_factory=Rlimits)
 
@@ -55,6 +60,7 @@ class LocalRuntime:
     def __init__(self, settings: Settings):
         self.data_dir = Path(settings.data_dir).resolve()
         self.root = self.data_dir / "sandboxes"
+        self._overlay = support(self.data_dir)
 
     def check(self, spec: RuntimeSpec) -> None:
         self._options(spec)
@@ -75,8 +81,10 @@ class LocalRuntime:
         check_volumes(spec, str(self.data_dir))
         if options.isolation == "none":
             _check_plain(spec, "with isolation 'none'")
+            if options.root != "auto":
+                raise UnsupportedSpec(f"runtime.options.root: isolation 'none' has no '{options.root}' root")
         else:
-            mount_points(spec)
+            mount_points(spec, cow=options.root == "overlay")
         return options
 
     def available(self) -> tuple[bool, str]:
@@ -86,29 +94,57 @@ class LocalRuntime:
         groups = cgroups.find()
         limits = f"no limits: {groups}" if isinstance(groups, str) else f"cgroups v{groups.version}"
         filtered = "" if seccomp.supported() else ", no system call filter on this machine's architecture"
-        return True, f"bubblewrap {found.version} ({limits}{filtered})"
+        why = self._overlay.missing()
+        root = f"system folders read-only: {why}" if why else "copy-on-write root"
+        return True, f"bubblewrap {found.version} ({limits}{filtered}; {root})"
 
     def create(
         self, spec: RuntimeSpec, *, labels: dict[str, str], proxy: ProxyEndpoint | None, timeout: float
     ) -> LocalSandbox:
         options = self._options(spec)
         boxed = self._boxed(spec, options)
+        cow = boxed and options.root != "read-only" and not (options.root == "auto" and self._overlay.known_missing)
+        try:
+            return self._made(spec, options, labels, proxy, boxed=boxed, cow=cow)
+        except Impossible as e:
+            self._overlay.is_missing(str(e))
+            if options.root == "overlay":
+                raise InfraError(
+                    f"runtime.options.root: no copy-on-write root on this machine: {e}",
+                    code="runtime_create_failed",
+                    retryable=False,
+                ) from e
+        return self._made(spec, options, labels, proxy, boxed=boxed, cow=False)
+
+    def _made(
+        self,
+        spec: RuntimeSpec,
+        options: Options,
+        labels: dict[str, str],
+        proxy: ProxyEndpoint | None,
+        *,
+        boxed: bool,
+        cow: bool,
+    ) -> LocalSandbox:
+        """Nothing is left of one that fails. Raises Impossible, InfraError."""
         sandbox_id = new_id("sandbox")
         folder = self.root / sandbox_id
+        record = self._record(spec, options, sandbox_id, labels, proxy, boxed=boxed, cow=cow)
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             os.chmod(self.root, 0o700)
-            record = self._record(spec, options, boxed, sandbox_id, labels, proxy)
             # The record comes first: whatever exists of a sandbox can be found by its labels.
             self._save(sandbox_id, record)
             sandbox = LocalSandbox(self, record)
             sandbox.make()
             return sandbox
-        except OSError as e:
+        except (OSError, InfraError, Impossible) as e:
             try:
-                LocalSandbox(self, Record(ref=_bare(sandbox_id, labels), grouped=True)).destroy()
+                LocalSandbox(self, record).destroy()
             except PolarError as left:
                 log.warning("half-made sandbox %s: %s", folder, left)
+            if isinstance(e, Impossible):
+                raise
             raise InfraError(f"can't make a sandbox in '{folder}': {e}", code="runtime_create_failed") from e
 
     def _boxed(self, spec: RuntimeSpec, options: Options) -> bool:
@@ -128,10 +164,12 @@ class LocalRuntime:
         self,
         spec: RuntimeSpec,
         options: Options,
-        boxed: bool,
         sandbox_id: str,
         labels: dict[str, str],
         proxy: ProxyEndpoint | None,
+        *,
+        boxed: bool,
+        cow: bool,
     ) -> Record:
         files = str(self.root / sandbox_id / "fs")
         proxied = proxy if spec.network != "none" else None
@@ -145,6 +183,7 @@ class LocalRuntime:
             state={
                 "home": bwrap.HOME if boxed else files + bwrap.HOME,
                 "isolation": "bwrap" if boxed else "none",
+                **({"root": "overlay" if cow else "read-only"} if boxed else {}),
             },
         )
         if not boxed:
@@ -159,7 +198,7 @@ class LocalRuntime:
             network=spec.network,
             proxy=proxied if bridged else None,
             volumes=spec.volumes,
-            mounts=list(mount_points(spec)) if boxed else [],
+            mounts=list(mount_points(spec, cow=cow)) if boxed else [],
             rlimits=rlimits,
             filtered=options.seccomp,
             user=_user(spec),
@@ -225,7 +264,3 @@ def _user(spec: RuntimeSpec) -> list[int]:
     if not all(n.isdecimal() and int(n) < 1 << 31 for n in (uid, gid or uid)):
         raise UnsupportedSpec(f"runtime.user: the 'local' runtime knows 'root', 'uid' and 'uid:gid', not '{spec.user}'")
     return [int(uid), int(gid or uid)]
-
-
-def _bare(sandbox_id: str, labels: dict[str, str]) -> SandboxRef:
-    return SandboxRef(backend="local", handle=sandbox_id, proxy_url="", workdir="", labels=labels)

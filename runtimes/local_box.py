@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from polar.errors import InfraError, UnsupportedSpec
 from polar.sandbox import ExecResult, ProxyEndpoint, SandboxRef
 from polar.task import RuntimeSpec, Volume
-from runtimes import bwrap, forward, seccomp
+from runtimes import bwrap, forward, holder, procs, seccomp
 from runtimes.enter import in_memory
 
 
@@ -37,15 +37,21 @@ class Record(Struct, kw_only=True):
     pids: int | None = None
     disk: int | None = None  # bytes
 
+    @property
+    def cow(self) -> bool:
+        """Has it a copy-on-write root?"""
+        return self.ref.state.get("root") == "overlay"
 
-def mount_points(spec: RuntimeSpec) -> tuple[str, ...]:
-    """The writable folders of a boxed sandbox. Raises UnsupportedSpec for a place that can't be writable, or safe: a
+
+def mount_points(spec: RuntimeSpec, *, cow: bool = False) -> tuple[str, ...]:
+    """The writable folders of a boxed sandbox; with a copy-on-write root (`cow`) the working directory may also be one of
+    the system's. Raises UnsupportedSpec for a place that can't be writable, or safe: a
     mount may not lie below a folder that the agent could exchange for a link, since mounting would follow it. What lies
     directly in a mounted folder can't be exchanged, being a mount point itself."""
     workdir = (spec.workdir or "/work").rstrip("/")
     if not workdir or ".." in workdir.split("/"):
         raise UnsupportedSpec(f"runtime.workdir: '{spec.workdir}' can't be a sandbox's working directory")
-    if bwrap.under(workdir, bwrap.OWN):
+    if bwrap.under(workdir, bwrap.OWN) and not (cow and bwrap.under(workdir, bwrap.SYSTEM)):
         raise UnsupportedSpec(f"runtime.workdir: '{workdir}' is in a folder that the 'local' runtime keeps read-only")
     outer: list[str] = []
     for path in sorted({workdir, bwrap.HOME, "/tmp"}):
@@ -79,8 +85,11 @@ class Command(NamedTuple):
 
 
 @contextlib.contextmanager
-def boxed(record: Record, files: Path, data_dir: Path, inner: list[str]) -> Iterator[Command]:
-    """`inner` in the sandbox whose files are below `files`. While the context lasts, the proxy is carried inside."""
+def boxed(
+    record: Record, files: Path, data_dir: Path, inner: list[str], holding: procs.Proc | None
+) -> Iterator[Command]:
+    """`inner` in the sandbox whose files are below `files`, with a copy-on-write root in the mounts that `holding` holds.
+    While the context lasts, the proxy is carried inside."""
     found = bwrap.find()
     if isinstance(found, str):
         raise InfraError(f"bubblewrap doesn't work any more: {found}", code="exec_failed")
@@ -88,23 +97,31 @@ def boxed(record: Record, files: Path, data_dir: Path, inner: list[str]) -> Iter
         status, theirs = os.pipe()
         ours = [theirs]  # ends that belong to the command once it has started
         stack.callback(os.close, status)
-        if record.proxy is not None:
-            mine, channel = socket.socketpair()
-            serving = forward.forwarder().serve_from(mine, bwrap.receive_listener, record.proxy)
-            stack.callback(serving.close)
-            ours.append(channel.detach())
-            inner = bwrap.listening(inner, ours[1], forward.PORT)
-        argv = [found.binary, *found.flags, "--json-status-fd", str(theirs), *_arguments(record, files, data_dir)]
-        if record.filtered and seccomp.supported():
-            ours.append(in_memory("polar-filter", seccomp.program()))
-            argv += ["--seccomp", str(ours[-1])]
-        fds = tuple(ours)
 
         def spawned() -> None:
             while ours:
                 os.close(ours.pop())
 
         stack.callback(spawned)
+        if record.proxy is not None:
+            mine, channel = socket.socketpair()
+            serving = forward.forwarder().serve_from(mine, bwrap.receive_listener, record.proxy)
+            stack.callback(serving.close)
+            ours.append(channel.detach())
+            if holding is None:
+                inner = bwrap.listening(inner, ours[1], forward.PORT)
+        arguments = _arguments(record, files, data_dir) if holding is None else _in_holder(record, files)
+        argv = [found.binary, *found.flags, "--json-status-fd", str(theirs), *arguments]
+        if record.filtered and seccomp.supported():
+            ours.append(in_memory("polar-filter", seccomp.program()))
+            argv += ["--seccomp", str(ours[-1])]
+        if holding is not None:
+            try:
+                argv, more = holder.entering(holding, ours[1] if record.proxy is not None else -1, forward.PORT, argv)
+            except OSError as e:
+                raise InfraError(f"the sandbox can't be entered: {e}", code="exec_failed") from e
+            ours += more
+        fds = tuple(ours)
 
         def verify(result: ExecResult) -> None:
             spawned()
@@ -116,20 +133,35 @@ def boxed(record: Record, files: Path, data_dir: Path, inner: list[str]) -> Iter
         yield Command([*argv, "--", *inner], fds, spawned, verify)
 
 
-def _arguments(record: Record, files: Path, data_dir: Path) -> list[str]:
+def _common(record: Record, *, own_network: bool) -> list[str]:
     # The host name is the sandbox's id, so that the process can be found by it.
     args = ["--hostname", record.ref.handle, "--die-with-parent", "--new-session"]
-    if record.network != "internet":
+    if own_network:
         args += ["--unshare-net"]
     if record.user:
         args += ["--uid", str(record.user[0]), "--gid", str(record.user[1])]
+    return args
+
+
+def _in_holder(record: Record, files: Path) -> list[str]:
+    """All is mounted already but what each command has of its own. These places lie directly in the root: nobody inside
+    can exchange what is mounted there."""
+    args = _common(record, own_network=record.network != "internet" and record.proxy is None)
+    args += ["--bind", str(files), "/", *bwrap.proc(), "--dev", "/dev", "--tmpfs", "/run"]
+    if record.network == "internet" and (real := bwrap.resolver()) and bwrap.under(real, ("/run",)):
+        args += ["--ro-bind", real, real]
+    return args
+
+
+def _arguments(record: Record, files: Path, data_dir: Path) -> list[str]:
+    args = _common(record, own_network=record.network != "internet")
     args += bwrap.system_binds()
     beside = bwrap.environment(_taken(record))
     args += [arg for path in beside for arg in ("--ro-bind", path, path)]
     if bwrap.under(str(data_dir), (*bwrap.SYSTEM, *bwrap.python(), *beside)):
         args += ["--tmpfs", str(data_dir)]
-    if record.network == "internet":
-        args += bwrap.resolver_binds()
+    if record.network == "internet" and (real := bwrap.resolver()):
+        args += ["--ro-bind", real, real]
     for path in _writable(record, files):
         args += ["--bind", str(files / path.lstrip("/")), path]
     for v in record.volumes:

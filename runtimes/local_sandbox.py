@@ -13,10 +13,11 @@ from typing import Protocol
 from polar.changes import decode, encode
 from polar.errors import InfraError
 from polar.sandbox import ExecResult
-from runtimes import bwrap, cgroups, host_files, local_changes, procs, tree
+from runtimes import bwrap, cgroups, host_files, local_changes, local_root, procs, tree
 from runtimes.disk import DiskWatch
 from runtimes.inroot import Root
 from runtimes.local_box import Command, Record, boxed, may_be_top
+from runtimes.local_cow import Cow
 from runtimes.output import Output
 from runtimes.paths import inside
 from runtimes.pidspace import EXEC_MARK, others
@@ -64,20 +65,21 @@ class LocalSandbox:
         self._boxed = record.ref.state.get("isolation") != "none"
         self._root = Root(self._files, as_host=not self._boxed)
         self._groups = group_of(record)
+        self._cow = Cow(record, self._folder, place.data_dir, self.stop) if record.cow else None
 
     def make(self) -> None:
         self._make_group()
-        for path in self._record.mounts or ["/work", bwrap.HOME, "/tmp"]:
-            (self._files / path.lstrip("/")).mkdir(parents=True, exist_ok=True)
         inner = self.ref.workdir if self._boxed else "/work"
-        (self._files / inner.lstrip("/")).mkdir(parents=True, exist_ok=True)
-        (self._files / bwrap.HOME.lstrip("/")).mkdir(parents=True, exist_ok=True)
+        for path in (*self._record.mounts, "/tmp", bwrap.HOME, inner):
+            (self._files / path.lstrip("/")).mkdir(parents=True, exist_ok=True)
         for v in self._record.volumes:
             if not os.path.exists(v.source):
                 raise FileNotFoundError(errno.ENOENT, "no such volume source", v.source)
             place = self._files / v.target.lstrip("/")
             if bwrap.under(v.target, tuple(self._record.mounts)):
                 place.mkdir(exist_ok=True) if os.path.isdir(v.source) else place.touch()
+        if self._cow:
+            self._cow.make()
 
     def _regroup(self) -> None:
         """Its control group, if that was swept away meanwhile."""
@@ -108,7 +110,8 @@ class LocalSandbox:
     ) -> ExecResult:
         if not self._files.is_dir():
             raise InfraError(f"sandbox '{self.ref.handle}' is gone", code="exec_failed")
-        disk = DiskWatch(self._files, self._record.disk, cancelled)
+        holding = self._cow.holder() if self._cow else None
+        disk = DiskWatch(self._folder if self._cow else self._files, self._record.disk, cancelled)
         watch = Watch(timeout, disk if disk.needed else None)
         mark = secrets.token_hex(12)
         self._regroup()
@@ -130,7 +133,7 @@ class LocalSandbox:
             procs.kill_all(ours)
 
         try:
-            with boxed(self._record, self._files, self._place.data_dir, inner) if self._boxed else _plain(inner) as box:
+            with self._command(inner, holding) as box:
                 result = supervise(
                     self._groups.entering(self.ref.handle, box.argv) if self._groups else box.argv,
                     env=self._env(env, mark),
@@ -146,6 +149,9 @@ class LocalSandbox:
                 return disk.told(result)
         finally:
             output.close()
+
+    def _command(self, inner: list[str], holding: procs.Proc | None) -> contextlib.AbstractContextManager[Command]:
+        return boxed(self._record, self._files, self._place.data_dir, inner, holding) if self._boxed else _plain(inner)
 
     def _members(self) -> set[tuple[int, int]]:
         """(pid, start) of what is in the control group."""
@@ -168,9 +174,18 @@ class LocalSandbox:
 
     # -- files
 
+    def _view(self, code: str) -> contextlib.AbstractContextManager[Root]:
+        """The sandbox's files as its commands see them. Errors are told under `code`."""
+        return self._cow.files(code) if self._cow else contextlib.nullcontext(self._root)
+
     def _writable_path(self, target: str, *, folder: bool = False) -> str:
         path = inside(self.ref, target)
-        if self._boxed:
+        if self._cow:
+            if bwrap.under(path, local_root.OWN):
+                raise InfraError(
+                    f"can't write to '{path}': it is made anew for each command", code="upload_failed", retryable=False
+                )
+        elif self._boxed:
             parts = [p for p in path.split("/") if p not in ("", ".")]
             top = "/" + parts[0] if parts else "/"
             if not bwrap.under(path, tuple(self._record.mounts)) and not (
@@ -185,23 +200,35 @@ class LocalSandbox:
         return path
 
     def upload(self, source: Path, target: str, *, mode: int | None = None) -> None:
-        host_files.upload(self._root, source, self._writable_path(target, folder=source.is_dir()), mode)
+        path = self._writable_path(target, folder=source.is_dir())
+        with self._view("upload_failed") as root:
+            host_files.upload(root, source, path, mode)
 
     def write(self, target: str, data: bytes, *, mode: int = 0o644) -> None:
-        host_files.write(self._root, self._writable_path(target), data, mode)
+        path = self._writable_path(target)
+        with self._view("upload_failed") as root:
+            host_files.write(root, path, data, mode)
 
     def download(self, source: str, target: Path, *, limit: int) -> bool:
-        return host_files.download(self._root, inside(self.ref, source), target, limit)
+        with self._view("artifact_failed") as root:
+            return host_files.download(root, inside(self.ref, source), target, limit)
 
     def baseline(self, under: str) -> bytes:
-        return encode(local_changes.listing(self._root, inside(self.ref, under)))
+        path = inside(self.ref, under)
+        return encode(self._cow.listing(path) if self._cow else local_changes.listing(self._root, path))
 
     def changes(self, target: Path, *, under: str, baseline: bytes, limit: int) -> bool:
-        return local_changes.write(self._root, inside(self.ref, under), set(decode(baseline)), target, limit)
+        path, before = inside(self.ref, under), set(decode(baseline))
+        if self._cow:
+            return self._cow.write(target, path, before, limit)
+        return local_changes.write(self._root, path, before, target, limit)
 
     # -- the end
 
     def stop(self) -> None:
+        self._end(with_holder=False)
+
+    def _end(self, with_holder: bool) -> None:
         entry, handle = f"{MARK}={self.ref.handle}".encode(), self.ref.handle.encode()
 
         def ours(all: dict[int, procs.Proc]) -> set[int]:
@@ -212,6 +239,7 @@ class LocalSandbox:
                 if p in known
                 or procs.environ_has(p, entry)
                 or (procs.argv_has(p, handle) and procs.argv_has(p, b"--hostname"))
+                or (with_holder and self._cow and self._cow.is_holder(p))
             }
             return procs.with_family(seeds, all)
 
@@ -222,8 +250,11 @@ class LocalSandbox:
         record = self._place.record_path(self.ref.handle)
         if not record.exists() and not self._folder.exists():
             return
-        self.stop()
         try:
+            if self._cow:
+                self._cow.end(self._end)
+            else:
+                self.stop()
             if self._groups:
                 self._groups.remove(self.ref.handle)
             tree.remove(self._folder)

@@ -21,7 +21,9 @@ from workers.context import Context
 from workers.failures import Shutdown, as_error, fail_attempt
 from workers.judging import changes_under, evaluator_paths, prewarm
 from workers.leases import Held
+from workers.outcome import read as read_outcome
 from workers.report import RunReport
+from workers.version import MISSING, ask
 
 # An agent whose budget ran out is told so by the proxy; it may use this long to end by itself (seconds).
 LIMIT_GRACE = 5.0
@@ -68,12 +70,18 @@ def _attempt(ctx: Context, s: Session, task: TaskRequest, sandbox: Sandbox, held
     plan = adapter.plan(task.agent, task.instruction, endpoint)
     log = folder / "agent.log"
     try:
+        watch = _Watch(ctx, s, held)
+        env = {**task.agent.env, **plan.env}
+        # Before its files are written, and without the capability: whatever the program does now, it reaches no model.
+        harmless = {k: v for k, v in env.items() if endpoint.api_key not in v}
+        asked = time.monotonic()
+        version = ask(sandbox, adapter.name, plan, harmless, budget, watch)
+        budget = _budget(s, task, time.monotonic() - asked)
         for f in plan.files:
             sandbox.write(f.path, f.content.encode(), mode=f.mode)
-        watch = _Watch(ctx, s, held)
         result = sandbox.exec(
             plan.argv,
-            env={**task.agent.env, **plan.env},
+            env=env,
             cwd=plan.cwd,
             stdin=plan.stdin.encode() if plan.stdin is not None else None,
             timeout=budget,
@@ -87,6 +95,7 @@ def _attempt(ctx: Context, s: Session, task: TaskRequest, sandbox: Sandbox, held
         uncaptured = ctx.capture.drain(s.attempt_id, ctx.settings.drain_seconds)
         report = _judge_end(ctx, s, adapter, result, held)
         report.uncaptured = uncaptured
+        report.notes |= version
         paths = [*task.artifacts, *plan.artifacts, *evaluator_paths(task)]
         report.collected, report.artifacts = collect(
             ctx.objects, sandbox, s, paths, folder, ctx.settings.artifact_limit_bytes
@@ -100,14 +109,14 @@ def _attempt(ctx: Context, s: Session, task: TaskRequest, sandbox: Sandbox, held
         warm.discard()
 
 
-def _budget(s: Session, task: TaskRequest) -> float:
-    """Seconds that RUN may take: what INIT left of the shared budget, and the agent's own bound."""
-    used = max(0.0, s.ready_at - s.init_started)
+def _budget(s: Session, task: TaskRequest, spent: float = 0.0) -> float:
+    """Seconds that RUN may take: what INIT, and what was `spent` since, left of the shared budget; and the agent's own bound."""
+    used = max(0.0, s.ready_at - s.init_started) + spent
     left = task.timeout_seconds - used
     if task.agent_timeout_seconds:
         left = min(left, task.agent_timeout_seconds)
     if left <= 0:
-        raise InfraError("INIT used the whole time budget", code="prepare_failed", stage="init")
+        raise InfraError("preparation used the whole time budget", code="prepare_failed", stage="init")
     return left
 
 
@@ -151,7 +160,7 @@ def _judge_end(ctx: Context, s: Session, adapter: HarnessAdapter, result: ExecRe
     if result.cancelled and ctx.stopping.is_set():
         raise Shutdown("the worker was stopped while the agent ran")
     usage, limit = ctx.capture.usage(s.attempt_id)
-    outcome = adapter.outcome(result.exit_code, result.output.decode("utf-8", "replace"))
+    outcome = read_outcome(adapter, result)
     report = RunReport(
         termination=outcome.termination, message=outcome.message, exit_code=result.exit_code, notes=outcome.notes
     )
@@ -159,15 +168,16 @@ def _judge_end(ctx: Context, s: Session, adapter: HarnessAdapter, result: ExecRe
         report.termination = limit  # type: ignore[assignment]
     elif result.timed_out:
         report.termination, report.message = "agent_timeout", f"stopped after {result.seconds:.0f} s"
-    if report.termination == "agent_error":
+    if not limit and report.termination != "finished":
+        # Whatever the CLI says of it: nothing was answered after the model failed.
         notes = ctx.capture.notes(s.attempt_id)
         if "infra" in notes:
             message = f"the agent failed after the model did: {notes['infra']}"
             raise InfraError(message, code="engine_unavailable", stage="run")
-        if "context_overflow" in notes:
+        if "context_overflow" in notes and report.termination == "agent_error":
             report.termination, report.message = "context_overflow", notes["context_overflow"]
     if not usage.turns and getattr(adapter, "requires_completions", True):
-        missing = result.exit_code in (126, 127)  # the shell's words for a program that isn't there, or can't be run
+        missing = result.exit_code in MISSING  # of an adapter that has no `version_argv`
         raise InfraError(
             f"the agent ended without a model call (exit code {result.exit_code}): {_tail(result)}",
             code="harness_missing" if missing else "no_completions",

@@ -76,7 +76,7 @@ class Reader(Struct):
             head = f"[search result: {text(b, 'title', where, '')} ({text(b, 'source', where, '')})]"
             return _lines([head, *self.texts(b.get("content"), f"{where}.content", depth + 1)])
         if kind == "tool_reference":
-            return self._tool(text(b, "tool_name", where))
+            return self.tools.referred(text(b, "tool_name", where))
         if kind in ("tool_addition", "tool_removal"):
             return self._change(b, kind, where)
         if kind == "compaction":
@@ -107,21 +107,15 @@ class Reader(Struct):
         self.images += 1
         return fields.image_placeholder(media, data).replace("[image", f"[{what}", 1)
 
-    def _tool(self, name: str) -> str:
-        tool = self.tools.definition(name)
-        return f"[tool {name}]" if tool is None else tools.shown(tool)
-
     def _change(self, b: dict[str, Any], kind: str, where: str) -> str:
         tool = fields.obj(b.get("tool"), f"{where}.tool")
         if tool.get("type") == "tool_definition":
             definition = fields.obj(tool.get("definition"), f"{where}.tool.definition")
-            fresh = tools.function(definition, f"{where}.tool.definition")
-            self.tools.deferred.append(fresh)
-            return tools.shown(fresh)
+            return self.tools.added(tools.function(definition, f"{where}.tool.definition"))
         name = next((tool[k] for k in ("tool_name", "name", "server_name") if isinstance(tool.get(k), str)), "")
         if not name:
             raise bad(f"'{where}.tool' names no tool", f"{where}.tool")
-        return self._tool(name) if kind == "tool_addition" else f"[the tool {name} is no longer available]"
+        return self.tools.referred(name) if kind == "tool_addition" else f"[the tool {name} is no longer available]"
 
 
 def blocks(value: Any, where: str) -> list[tuple[dict[str, Any], str]]:

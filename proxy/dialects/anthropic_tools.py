@@ -36,15 +36,36 @@ _EMPTY = {"type": "object", "properties": {}}
 
 
 class Tools(Struct):
-    """`offered` stand before the conversation; `deferred` may come up in it; `hosted` are the types left out."""
+    """`offered` stand before the conversation; `deferred` may come up in it; `hosted` are the types left out. `told` are the
+    deferred ones that did come up, by name."""
 
     offered: list[dict[str, Any]] = field(default_factory=list)
     deferred: list[dict[str, Any]] = field(default_factory=list)
     hosted: list[str] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
+    told: set[str] = field(default_factory=set)
+    _deferred: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def definition(self, name: str) -> dict[str, Any] | None:
-        return next((t for t in reversed(self.deferred) if t["function"]["name"] == name), None)
+    def defer(self, tool: dict[str, Any]) -> None:
+        self.deferred.append(tool)
+        self._deferred[tool["function"]["name"]] = tool
+
+    def added(self, tool: dict[str, Any]) -> str:
+        """What the conversation says where a tool is defined in it."""
+        self.defer(tool)
+        self.told.add(tool["function"]["name"])
+        return shown(tool)
+
+    def referred(self, name: str) -> str:
+        """What the conversation says where a tool is named: its definition, the first time. Each time, many references to a
+        long one would be more than the memory holds."""
+        tool = self._deferred.get(name)
+        if tool is None:
+            return f"[tool {name}]"
+        if name in self.told:
+            return f"[the tool {name} is available, as described above]"
+        self.told.add(name)
+        return shown(tool)
 
 
 def parse(raw: list[Any]) -> Tools:
@@ -66,10 +87,13 @@ def parse(raw: list[Any]) -> Tools:
         later = t.get("defer_loading")
         if later not in (None, True, False):
             raise bad(f"'{where}.defer_loading' must be true or false", f"{where}.defer_loading")
-        (out.deferred if later else out.offered).append(tool)
+        if later:
+            out.defer(tool)
+        else:
+            out.offered.append(tool)
     if searched or not out.offered:
         # The search for them is the provider's and isn't there, or there is nothing that could bring them up.
-        out.offered, out.deferred = out.offered + out.deferred, []
+        out.offered, out.deferred, out._deferred = out.offered + out.deferred, [], {}
     return out
 
 
@@ -102,10 +126,12 @@ def choice(raw: Any, tools: Tools) -> ToolChoice:
         return "auto"
     value = fields.obj(raw, "tool_choice")
     kind = value.get("type")
-    fields.flag(value, "disable_parallel_tool_use")
+    fields.flag_at(value, "disable_parallel_tool_use", "tool_choice")
     if kind in ("auto", "none"):
         return kind  # type: ignore[return-value]
     if kind == "any":
+        if not tools.names:
+            raise bad("'tool_choice' requires a call, but there are no 'tools'", "tool_choice")
         return "required"
     if kind == "tool":
         name = value.get("name")

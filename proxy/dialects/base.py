@@ -9,8 +9,9 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from msgspec import Struct, field
 
 from proxy.failures import CallError
-from proxy.neutral import Event, Request
+from proxy.neutral import Event, Message, Request
 
+INSTRUCTED = "instructed"  # label of a completion whose first message was an instruction for this one request
 Action = Literal["generate", "count", "models", "model", "websocket"]
 
 
@@ -24,12 +25,31 @@ class Route(Struct, frozen=True):
     marks: tuple[str, ...] = ()
 
 
+class Cited(Struct, frozen=True, kw_only=True):
+    """Completions of the session that a body names instead of saying again what was said: by an item of theirs, or as the
+    one that the conversation goes on `after` ("": none)."""
+
+    items: frozenset[str] = frozenset()
+    after: str = ""
+
+
+class Recalled(Struct, frozen=True, kw_only=True):
+    """What is known of a citation: responses by completion id, and the conversation that the request goes on after, that
+    completion's response included. `instructed`: its first message was an instruction for that one request."""
+
+    responses: dict[str, Message] = field(default_factory=dict)
+    conversation: list[Message] = field(default_factory=list)
+    instructed: bool = False
+
+
 class Call(Struct, frozen=True, kw_only=True):
-    """The HTTP side of a request: the path's parameters, the query, the headers (names in lower case)."""
+    """The HTTP side of a request: the path's parameters, the query, the headers (names in lower case); and what the session
+    knows of what it cites."""
 
     params: dict[str, str] = field(default_factory=dict)
     query: dict[str, str] = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)
+    recalled: Recalled = Recalled()
 
 
 class Answer(Struct, frozen=True, kw_only=True):
@@ -69,6 +89,15 @@ class Parting(Protocol):
 
     def broken(self, error: bytes) -> bytes:
         """`error` is the dialect's JSON body of what went wrong."""
+        ...
+
+
+@runtime_checkable
+class Citing(Protocol):
+    """A dialect whose requests may name what was said earlier in their session."""
+
+    def cites(self, body: dict[str, Any]) -> Cited | None:
+        """Never raises: what is malformed, parse() refuses."""
         ...
 
 

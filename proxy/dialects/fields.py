@@ -31,6 +31,11 @@ def flag(body: dict[str, Any], name: str) -> bool:
     return value
 
 
+def flag_at(body: dict[str, Any], name: str, where: str) -> bool:
+    full = f"{where}.{name}"
+    return flag({full: body.get(name)}, full)
+
+
 def items(body: dict[str, Any], name: str) -> list[Any]:
     value = body.get(name)
     if value is None:

@@ -136,8 +136,9 @@ def _request(raw: dict[str, Any], call: Call) -> Request:
     body = camel(raw, "body")
     if counting and "generateContentRequest" in body:
         body = camel(body["generateContentRequest"], "generateContentRequest")
-    if body.get("cachedContent"):
-        raise bad("'cachedContent' is not supported: send the content itself", "cachedContent")
+    for name in ("cachedContent", "continuationToken"):
+        if body.get(name):
+            raise bad(f"'{name}' is not supported: send the content itself", name)
     config = camel(body.get("generationConfig", {}), "generationConfig")
     conversation = Conversation()
     if "systemInstruction" in body:
@@ -149,7 +150,7 @@ def _request(raw: dict[str, Any], call: Call) -> Request:
     if len(messages) == begun:
         raise bad("'contents' must have at least one part", "contents")
     tools, hosted = google_tools.read(body)
-    choice, said = google_tools.choice(body)
+    choice, said = google_tools.choice(body, tools)
     # Looked up by their full names, so that a refusal names them.
     full = {f"generationConfig.{k}": v for k, v in config.items()}
     limit = fields.count(full, "generationConfig.maxOutputTokens")

@@ -37,13 +37,18 @@ def read(body: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
         where = f"tools[{i}].functionDeclarations"
         functions += [_function(f, f"{where}[{j}]") for j, f in enumerate(many(tool, "functionDeclarations", where))]
         hosted |= set(tool) - {"functionDeclarations"}
+    seen: set[str] = set()
+    for name in (f["function"]["name"] for f in functions):
+        if name in seen:
+            raise bad(f"'tools' declare the function '{name:.60}' twice", "tools")
+        seen.add(name)
     if hosted and not functions:
-        names = ", ".join(sorted(hosted))[:200]
-        raise bad(f"'tools' asks for {names}: hosted tools are not served here", "tools", "unsupported_tool")
+        asked = ", ".join(sorted(hosted))[:200]
+        raise bad(f"'tools' asks for {asked}: hosted tools are not served here", "tools", "unsupported_tool")
     return functions, sorted(hosted)
 
 
-def choice(body: dict[str, Any]) -> tuple[ToolChoice, dict[str, Any] | None]:
+def choice(body: dict[str, Any], functions: list[dict[str, Any]]) -> tuple[ToolChoice, dict[str, Any] | None]:
     """What is obeyed of the function calling mode, and the wish as it was said."""
     where = "toolConfig.functionCallingConfig"
     outer = camel(body.get("toolConfig", {}), "toolConfig")
@@ -51,7 +56,13 @@ def choice(body: dict[str, Any]) -> tuple[ToolChoice, dict[str, Any] | None]:
     mode = fields.text_at(config, "mode", where, "AUTO").upper()
     if mode not in _CHOICES:
         raise bad(f"{where}.mode is {mode!r:.40}, allowed: AUTO, ANY, NONE, VALIDATED", f"{where}.mode")
-    fields.items({f"{where}.allowedFunctionNames": config.get("allowedFunctionNames")}, f"{where}.allowedFunctionNames")
+    if mode == "ANY" and not functions:
+        raise bad(f"'{where}.mode' is ANY, but 'tools' declare no function", f"{where}.mode")
+    known = {f["function"]["name"] for f in functions}
+    for name in many(config, "allowedFunctionNames", f"{where}.allowedFunctionNames"):
+        if not isinstance(name, str) or name not in known:
+            place = f"{where}.allowedFunctionNames"
+            raise bad(f"'{place}' has {name!r:.60}, which is none of the functions", place)
     return _CHOICES[mode], config or None
 
 

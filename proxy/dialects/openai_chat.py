@@ -47,7 +47,7 @@ class OpenAIChat:
         assert finish is not None
         message.setdefault("refusal", None)
         if message.get("tool_calls"):
-            custom = answer.request.extra.get("custom", [])
+            custom = answer.request.extra.get("custom", set())
             message["tool_calls"] = [openai_chat_tools.called(e, custom) for e in events if isinstance(e, ToolCall)]
             message["content"] = message["content"] or None
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish.reason}
@@ -77,7 +77,7 @@ class ChunkEncoder:
             "model": answer.model,
         }
         self._with_usage = bool(answer.request.extra.get("include_usage"))
-        self._custom = answer.request.extra.get("custom", [])
+        self._custom = answer.request.extra.get("custom", set())
         self._calls = 0
 
     def start(self) -> bytes:

@@ -109,14 +109,16 @@ def _refuse(body: dict[str, Any]) -> None:
     if (n := fields.count(body, "n")) is not None and n != 1:
         raise bad(f"'n' is {n}, only 1 is supported: sample again instead", "n")
     for name, (why, code) in _REFUSED.items():
-        if body.get(name) not in (None, [], {}, "none", "auto"):
+        # An empty object asks for it, too, with every option left as it is.
+        if body.get(name) not in (None, [], "none", "auto"):
             raise bad(f"'{name}' is not supported: {why}", name, code)
     if any(m != "text" for m in fields.items(body, "modalities")):
         raise bad("'modalities' may only have 'text': this model answers in text", "modalities", "unsupported_content")
 
 
 def _include_usage(options: Any) -> bool:
-    return options is not None and fields.flag(fields.obj(options, "stream_options"), "include_usage")
+    where = "stream_options"
+    return options is not None and fields.flag_at(fields.obj(options, where), "include_usage", where)
 
 
 def _schema(value: Any) -> dict[str, Any] | None:

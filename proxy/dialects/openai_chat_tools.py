@@ -15,7 +15,7 @@ from proxy.neutral import ToolCall, ToolChoice
 
 class Tools(Struct):
     offered: list[dict[str, Any]] = field(default_factory=list)
-    custom: list[str] = field(default_factory=list)
+    custom: set[str] = field(default_factory=set)
 
     @property
     def names(self) -> set[str]:
@@ -34,7 +34,7 @@ def read(raw: list[Any]) -> Tools:
             functions.add(inner["name"])
         elif kind == "custom":
             inner = _custom(fields.obj(t.get("custom"), f"{where}.custom"), f"{where}.custom")
-            out.custom.append(inner["name"])
+            out.custom.add(inner["name"])
         else:
             raise bad(f"{where}.type is {kind!r:.40}, allowed: function, custom", f"{where}.type", "unsupported_tool")
         if inner["name"] in functions and inner["name"] in out.custom:
@@ -97,7 +97,7 @@ def call(raw: Any, where: str) -> dict[str, Any]:
     return {"id": fields.text_at(c, "id", where, ""), "type": "function", "function": inner}
 
 
-def called(event: ToolCall, custom: list[str]) -> dict[str, Any]:
+def called(event: ToolCall, custom: set[str]) -> dict[str, Any]:
     """A call as the client gets it. One that doesn't fit its custom tool stays a function's, for the client to complain."""
     if event.name in custom:
         arguments = json.loads(event.arguments)

@@ -8,9 +8,9 @@ from typing import Any, Literal
 import msgspec
 
 from proxy.dialects import fields
-from proxy.dialects.base import Answer, Call, Encoder, ModelCard, Route
-from proxy.dialects.responses_ids import item_id, seal
-from proxy.dialects.responses_items import History
+from proxy.dialects.base import INSTRUCTED, Answer, Call, Cited, Encoder, ModelCard, Recalled, Route
+from proxy.dialects.responses_ids import completion_of, item_id, seal
+from proxy.dialects.responses_items import History, is_reference
 from proxy.dialects.responses_stream import StreamEncoder, folded, usage
 from proxy.dialects.responses_tools import Toolbox
 from proxy.failures import CallError, bad
@@ -66,6 +66,7 @@ _READ = {
     "stream",
     "previous_response_id",
 }
+_SUMMARIES = ("auto", "concise", "detailed", "none")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -84,21 +85,31 @@ class OpenAIResponses:
     )
     broken: Literal["reset", "end"] = "reset"
 
+    def cites(self, body: dict[str, Any]) -> Cited | None:
+        given = body.get("input")
+        named = [i for i in given if isinstance(i, dict) and is_reference(i)] if isinstance(given, list) else []
+        items = frozenset(c for i in named if (c := completion_of(i.get("id"))))
+        after = completion_of(body.get("previous_response_id"))
+        return Cited(items=items, after=after or "") if items or after else None
+
     def parse(self, body: dict[str, Any], call: Call) -> Request:
         endpoint = "compact" in call.params
         _refuse(body)
         tools = Toolbox()
         tools.offer(fields.items(body, "tools"), "tools")
-        history = History(tools)
-        if body.get("instructions") is not None and (told := fields.text(body, "instructions")):
+        history = History(tools, call.recalled)
+        told = fields.text(body, "instructions") if body.get("instructions") is not None else ""
+        if told:
             history.say("system", told)
+        _go_on(body, call.recalled, history)
         _read(body, history)
         if not history.messages:
             raise bad("'input' must have at least one item", "input")
         compact = "endpoint" if endpoint else "item" if history.compact else ""
         if compact:
             history.say("user", _SUMMARISE)
-        wishes, limit = _wishes(body, history, tools)
+        reasoning = _reasoning(body, history)
+        wishes, limit = _wishes(body, reasoning)
         choice = tools.choice(body.get("tool_choice"))
         settings = body if "text" not in history.updates else body | {"text": history.updates["text"]}
         same = {k: v for k, v in body.items() if k not in _VOLATILE}
@@ -108,6 +119,7 @@ class OpenAIResponses:
             "compact": compact,
             "users": history.users,
             "sealed": "reasoning.encrypted_content" in include,
+            "summarised": "summary" in reasoning,
             "echo": _echo(body),
         }
         return Request(
@@ -122,7 +134,7 @@ class OpenAIResponses:
             images=history.reader.images,
             schema=None if compact else _schema(settings),
             role="compaction" if compact else None,
-            labels=_labels(body, tools),
+            labels=_labels(body, tools) | ({INSTRUCTED: "yes"} if told else {}),
             extra=extra,
         )
 
@@ -159,12 +171,22 @@ def _refuse(body: dict[str, Any]) -> None:
     for name, why in _REFUSED.items():
         if body.get(name):
             raise bad(f"'{name}' is not supported: {why}", name, "unsupported_parameter")
-    if body.get("previous_response_id"):
+
+
+def _go_on(body: dict[str, Any], recalled: Recalled, history: History) -> None:
+    """After `previous_response_id`: all that was said up to that answer, but for the instructions of its request."""
+    if body.get("previous_response_id") is None:
+        return
+    name = fields.text(body, "previous_response_id")
+    earlier = recalled.conversation
+    if not earlier or earlier[-2:-1] == [{"role": "user", "content": _SUMMARISE}]:
+        why = "a compaction: send its items" if earlier else "no answer in this session: send the whole 'input'"
         raise bad(
-            "'previous_response_id' can't be followed: answers are not stored here, send the whole 'input'",
+            f"Previous response with id '{name:.80}' not found: it is {why}",
             "previous_response_id",
             "previous_response_not_found",
         )
+    history.go_on(earlier[1:] if recalled.instructed else earlier)
 
 
 def _read(body: dict[str, Any], history: History) -> None:
@@ -180,15 +202,26 @@ def _read(body: dict[str, Any], history: History) -> None:
     history.close()
 
 
-def _wishes(body: dict[str, Any], history: History, tools: Toolbox) -> tuple[dict[str, Any], int | None]:
+def _reasoning(body: dict[str, Any], history: History) -> dict[str, str]:
+    """What is asked of the reasoning: `effort` and `summary`, where they are."""
+    given = {**_object(body, "reasoning"), **history.updates.get("reasoning", {})}
+    names = ("effort", "generate_summary", "summary")  # the second is the old name of the third
+    out = {k: fields.text_at(given, k, "reasoning") for k in names if given.get(k) is not None}
+    for name in names[1:]:
+        if out.get(name, "none") not in _SUMMARIES:
+            allowed = ", ".join(_SUMMARIES)
+            raise bad(f"'reasoning.{name}' is {out[name]!r:.40}, allowed: {allowed}", f"reasoning.{name}")
+    old = out.pop("generate_summary", "none")
+    summary = out.pop("summary", old)
+    return out if summary == "none" else out | {"summary": summary}
+
+
+def _wishes(body: dict[str, Any], reasoning: dict[str, str]) -> tuple[dict[str, Any], int | None]:
     wishes = fields.wishes(body, _WISHES)
     limit = fields.count(body, "max_output_tokens")
     if limit is not None:
         wishes["max_tokens"] = limit
-    reasoning = {**_object(body, "reasoning"), **history.updates.get("reasoning", {})}
-    for theirs, ours in (("effort", "reasoning_effort"), ("summary", "reasoning_summary")):
-        if reasoning.get(theirs) is not None:
-            wishes[ours] = fields.text_at(reasoning, theirs, "reasoning")
+    wishes |= {f"reasoning_{k}": v for k, v in reasoning.items()}
     if (verbosity := _object(body, "text").get("verbosity")) is not None:
         wishes["verbosity"] = verbosity
     return wishes, limit
@@ -225,7 +258,7 @@ def _echo(body: dict[str, Any]) -> dict[str, Any]:
         "max_tool_calls": body.get("max_tool_calls"),
         "metadata": body.get("metadata") or {},
         "parallel_tool_calls": True if parallel is None else parallel,
-        "previous_response_id": None,
+        "previous_response_id": body.get("previous_response_id"),
         "prompt_cache_key": body.get("prompt_cache_key"),
         "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
         "safety_identifier": body.get("safety_identifier"),
@@ -250,7 +283,7 @@ def _compacted(answer: Answer, summary: str, last: Event) -> bytes:
         content = said.get("content")
         if isinstance(content, str):
             content = [{"type": "input_text", "text": content}]
-        kept = {"type": "message", "id": item_id("msg", answer.id, i), "role": "user", "status": "completed"}
+        kept = {"type": "message", "id": item_id("usr", answer.id, i), "role": "user", "status": "completed"}
         output.append({**kept, "content": content})
     sealed = seal("compaction", answer.id, summary)
     output.append({"type": "compaction", "id": item_id("cmp", answer.id, len(output)), "encrypted_content": sealed})

@@ -6,17 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 from proxy.dialects import fields
-from proxy.dialects.responses_calls import ITEMS, RAW, arguments_of
+from proxy.dialects.base import Recalled
+from proxy.dialects.responses_calls import ITEM_OF, ITEMS, RAW, arguments_of
 from proxy.dialects.responses_content import Reader
 from proxy.dialects.responses_fields import dumps, items
-from proxy.dialects.responses_ids import completion_of, unseal
+from proxy.dialects.responses_ids import completion_of, parts_of, summary_of, unseal
 from proxy.dialects.responses_tools import Toolbox
 from proxy.failures import bad
 from proxy.neutral import Message
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _REFUSED = {
-    "item_reference": "answers are not stored here: send the item itself",
     "computer_call": "this model can't see a screen",
     "computer_call_output": "this model can't see a screen",
     "mcp_approval_request": "MCP servers are not called from here",
@@ -24,6 +24,8 @@ _REFUSED = {
     "program": "programs are not run here",
     "program_output": "programs are not run here",
 }
+_TEXTS = {"rs": "reasoning_content", "msg": "content"}  # prefix of an item's id -> what of the answer it is
+_CALLS = {prefix for _, prefix in ITEM_OF.values()}
 SUMMARY = "Summary of the conversation so far, which you wrote yourself:\n\n"
 
 
@@ -31,7 +33,7 @@ class History:
     """`messages` as they add up, whole after close(); `users` are the user's items as they came; `updates` the settings that
     items changed on the way; `compact`: the client asks for a compaction in place of an answer."""
 
-    def __init__(self, tools: Toolbox):
+    def __init__(self, tools: Toolbox, recalled: Recalled):
         self.messages: list[Message] = []
         self.reader = Reader()
         self.users: list[dict[str, Any]] = []
@@ -41,7 +43,8 @@ class History:
         self._open: Message | None = None  # the assistant's turn that the next item may belong to
         self._last: Message | None = None  # the same, with nothing but results of its calls behind it
         self._names: dict[str, str] = {}  # of calls by their ids
-        self._ids: dict[str, str] = {}  # a call's own id by the marked one
+        self._recalled = recalled
+        self._cited: set[tuple[str, Any]] = set()  # (completion, what of it) that references stood for
         self._answered = False
         self._texts: list[tuple[Message, str, list[str]]] = []  # turn, key, and the pieces of its text
         self._grows: dict[tuple[int, str], list[str]] = {}  # the same pieces, by the turn's identity
@@ -50,6 +53,15 @@ class History:
         """No item is to come."""
         for turn, key, pieces in self._texts:
             turn[key] = "".join(pieces)
+
+    def go_on(self, messages: list[Message]) -> None:
+        """After an earlier conversation, which ends with an answer."""
+        for m in messages:
+            self.messages.append(m)
+            self._names.update((c["id"], c["function"]["name"]) for c in m.get("tool_calls") or ())
+            if m["role"] == "user" and not m["content"].startswith(SUMMARY):
+                self.users.append(m)
+        self._answered = bool(messages)
 
     def say(self, role: str, content: str) -> None:
         self._open = self._last = None
@@ -62,7 +74,7 @@ class History:
         item = fields.obj(raw, where)
         kind = item.get("type")
         if kind is None:
-            kind = "message" if "role" in item else "item_reference" if "id" in item else ""
+            kind = "message" if "role" in item else "item_reference" if is_reference(item) else ""
         if not isinstance(kind, str):
             raise bad(f"'{where}.type' must be a string, not {kind!r:.40}", f"{where}.type")
         if kind in ITEMS:
@@ -119,8 +131,7 @@ class History:
         tool, _ = ITEMS[kind]
         call_id = fields.text_at(item, "call_id", where, "") or fields.text_at(item, "id", where, "")
         if raw := tool == "custom" and call_id.endswith(RAW):
-            marked, call_id = call_id, call_id.removesuffix(RAW)
-            self._ids[marked] = call_id
+            call_id = call_id.removesuffix(RAW)
         arguments = fields.text_at(item, "input", where) if raw else arguments_of(tool, item, where)
         name = tool if tool not in ("function", "custom") else fields.text_at(item, "name", where)
         namespace = fields.text_at(item, "namespace", where, "") or None
@@ -143,7 +154,9 @@ class History:
         self._open = None
         if call_id is not None and not isinstance(call_id, str):
             raise bad(f"'{where}.call_id' must be a string, not {call_id!r:.40}", f"{where}.call_id")
-        call_id = self._ids.get(call_id or "", call_id or "")
+        call_id = call_id or ""
+        if call_id not in self._names and (own := call_id.removesuffix(RAW)) in self._names:
+            call_id = own
         message: Message = {"role": "tool", "content": told, "tool_call_id": call_id}
         if call_id in self._names:
             message["name"] = self._names[call_id]
@@ -169,6 +182,37 @@ class History:
         summary = self.reader.text(item.get("summary"), f"{where}.summary", "\n\n")
         told = told or (sealed[1] if sealed else summary)
         self._append(item, "reasoning_content", told, [sealed[0] if sealed else None])
+
+    def _reference(self, item: dict[str, Any], where: str) -> None:
+        """An item of an earlier answer, named by its id: as if it had been sent."""
+        name = fields.text_at(item, "id", where)
+        prefix, completion, n = parts_of(name) or ("", "", 0)
+        said = self._recalled.responses.get(completion)
+        calls = said.get("tool_calls") or () if said is not None else ()
+        if said is not None and (key := _TEXTS.get(prefix)):
+            # An answer's text is one, also where calls stand inside it.
+            more = said.get(key) or "" if self._first(completion, key) else ""
+            self._append(item, key, more, [])
+        elif said is not None and prefix == "cmp":
+            self._once(completion, prefix, name, where)
+            self.say("user", SUMMARY + summary_of(said["content"], said.get("reasoning_content") or ""))
+        elif prefix in _CALLS and n < len(calls):
+            self._once(completion, n, name, where)
+            function = calls[n]["function"]
+            self._add_call([name], calls[n]["id"], function["name"], function["arguments"])
+        else:
+            why = "is no item of an answer in this session: send the item itself"
+            raise bad(f"Item with id '{name:.80}' not found: it {why}", f"{where}.id", "item_not_found")
+
+    def _first(self, completion: str, what: Any) -> bool:
+        """Whether this is cited for the first time. Twice would make a short request into a long one."""
+        known = (completion, what) in self._cited
+        self._cited.add((completion, what))
+        return not known
+
+    def _once(self, completion: str, what: Any, name: str, where: str) -> None:
+        if not self._first(completion, what):
+            raise bad(f"Duplicate item found with id '{name:.80}': send it once", f"{where}.id", "duplicate_item")
 
     def _compaction(self, item: dict[str, Any], where: str) -> None:
         sealed = unseal("compaction", item.get("encrypted_content"))
@@ -285,7 +329,12 @@ _OTHERS: dict[str, Callable[[History, dict[str, Any], str], None]] = {
     "additional_tools": History._more_tools,
     "configuration_update": History._update,
     "mcp_list_tools": History._nothing,
+    "item_reference": History._reference,
 }
+
+
+def is_reference(item: dict[str, Any]) -> bool:
+    return item.get("type") == "item_reference" or (item.get("type") is None and "role" not in item and "id" in item)
 
 
 def _lines(tools: list[dict[str, Any]], where: str) -> str:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import Struct
+
 from proxy.dialects import sse
 from proxy.dialects.base import Answer
-from proxy.dialects.responses_ids import item_id, seal
+from proxy.dialects.responses_ids import item_id, seal, summary_of
 from proxy.dialects.responses_tools import Toolbox
 from proxy.neutral import Event, Finish, Reasoning, Text, ToolCall, Usage
 
 Told = dict[str, Any]
-_UNSUMMARISED = "(no summary was written)"
 # What a first event says of the response; only the last one repeats all that was asked for.
 _BARE: dict[str, Any] = {
     "error": None,
@@ -30,6 +31,22 @@ _BARE: dict[str, Any] = {
 }
 
 
+class _Form(Struct, frozen=True):
+    """How the text of an item is told: the type of its part, the item's field, the names of the events about the text and
+    about the part, and what these call the part's place."""
+
+    kind: str
+    field: str
+    text: str
+    part: str
+    index: str
+
+
+_MESSAGE = _Form("output_text", "content", "output_text", "content_part", "content_index")
+_REASONING = _Form("reasoning_text", "content", "reasoning_text", "content_part", "content_index")
+_SUMMARY = _Form("summary_text", "summary", "reasoning_summary_text", "reasoning_summary_part", "summary_index")
+
+
 class Output:
     """Events in, told events out (without sequence numbers); `response` is the whole one once Finish has come."""
 
@@ -38,6 +55,7 @@ class Output:
         self._id, self._tools = answer.id, extra["tools"]
         assert isinstance(self._tools, Toolbox)
         self._sealed, self._compact = bool(extra["sealed"]), bool(extra["compact"])
+        self._summarised = bool(extra["summarised"])  # reasoning is told as its own summary
         self._head = {
             "id": item_id("resp", answer.id),
             "object": "response",
@@ -48,6 +66,7 @@ class Output:
         self._items: list[dict[str, Any]] = []
         self._open: str = ""  # kind of the item that grows: reasoning, message or none
         self._pieces: list[str] = []
+        self._calls = 0
         self._reasoning: list[str] = []
         self._text: list[str] = []
         self.response: dict[str, Any] | None = None
@@ -73,13 +92,12 @@ class Output:
             out += self._close("completed")
             out += self._grow(kind)
         self._pieces.append(event.text)
-        name = "reasoning_text.delta" if kind == "reasoning" else "output_text.delta"
         logprobs: dict[str, Any] = {} if kind == "reasoning" else {"logprobs": []}
-        out.append(self._told(name, **self._part_place(), delta=event.text, **logprobs))
+        out.append(self._told(f"{self._form().text}.delta", **self._part_place(), delta=event.text, **logprobs))
         return out
 
     def summary(self) -> str:
-        return "".join(self._text).strip() or "".join(self._reasoning).strip() or _UNSUMMARISED
+        return summary_of("".join(self._text), "".join(self._reasoning))
 
     # Items -----------------------------------------------------------------------------------------------------------
 
@@ -91,7 +109,7 @@ class Output:
         self._items.append(item)
         return [
             self._told("output_item.added", output_index=len(self._items) - 1, item=item),
-            self._told("content_part.added", **self._part_place(), part=self._part("")),
+            self._told(f"{self._form().part}.added", **self._part_place(), part=self._part("")),
         ]
 
     def _close(self, status: str) -> list[Told]:
@@ -100,20 +118,20 @@ class Output:
         whole = "".join(self._pieces)
         part = self._part(whole)
         place = self._part_place()
-        item = self._items[-1] | {"content": [part], "status": status}
-        if self._open == "reasoning":
-            done = self._told("reasoning_text.done", **place, text=whole)
-            if self._sealed:
-                item["encrypted_content"] = seal("reasoning", self._id, whole)
-        else:
-            done = self._told("output_text.done", **place, text=whole, logprobs=[])
+        form = self._form()
+        item = self._items[-1] | {form.field: [part], "status": status}
+        logprobs: dict[str, Any] = {} if self._open == "reasoning" else {"logprobs": []}
+        if self._open == "reasoning" and self._sealed:
+            item["encrypted_content"] = seal("reasoning", self._id, whole)
         self._items[-1] = item
         self._open = ""
-        return [done, self._told("content_part.done", **place, part=part)]
+        done = self._told(f"{form.text}.done", **place, text=whole, **logprobs)
+        return [done, self._told(f"{form.part}.done", **place, part=part)]
 
     def _call(self, call: ToolCall) -> list[Told]:
         out = self._close("completed")
-        item = self._tools.item(call, self._next)
+        item = self._tools.item(call, lambda prefix: item_id(prefix, self._id, self._calls))
+        self._calls += 1
         index = len(self._items)
         self._items.append(item | {"status": "completed"})
         grows = {"function_call": "arguments", "custom_tool_call": "input"}.get(item["type"])
@@ -164,12 +182,14 @@ class Output:
         return item_id(prefix, self._id, len(self._items))
 
     def _part_place(self) -> dict[str, Any]:
-        return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1, "content_index": 0}
+        return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1, self._form().index: 0}
+
+    def _form(self) -> _Form:
+        return _MESSAGE if self._open == "message" else _SUMMARY if self._summarised else _REASONING
 
     def _part(self, text: str) -> dict[str, Any]:
-        if self._open == "reasoning":
-            return {"type": "reasoning_text", "text": text}
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+        more: dict[str, Any] = {"annotations": [], "logprobs": []} if self._open == "message" else {}
+        return {"type": self._form().kind, "text": text, **more}
 
     @staticmethod
     def _told(name: str, **rest: Any) -> Told:

@@ -84,14 +84,14 @@ class Toolbox:
             return self._required("tool_choice")
         if not isinstance(value, dict):
             raise bad(f"'tool_choice' is {value!r:.40}, allowed: auto, none, required, or an object", "tool_choice")
-        kind = fields.text(value, "type") if "type" in value else "function"
+        kind = fields.text_at(value, "type", "tool_choice", "function")
         if kind == "allowed_tools":
-            fields.items(value, "tools")
+            items(value, "tools", "tool_choice")
             if (mode := value.get("mode", "auto")) not in ("auto", "required"):
                 raise bad(f"'tool_choice.mode' is {mode!r:.40}, allowed: auto, required", "tool_choice.mode")
             return "auto" if mode == "auto" else self._required("tool_choice.mode")
         if kind in ("function", "custom"):
-            name, namespace = fields.text(value, "name"), value.get("namespace")
+            name, namespace = fields.text_at(value, "name", "tool_choice"), value.get("namespace")
             if not any(t.name == name and (namespace is None or t.namespace == namespace) for t in self._names):
                 raise bad(f"tool_choice.name '{name:.60}' is none of the tools", "tool_choice.name")
             return "required"

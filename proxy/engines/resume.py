@@ -124,10 +124,10 @@ class Joined:
         border = len(decode(before).rstrip("\ufffd"))
         for n in range(start + 1, len(self._piece) + 1):
             text = decode(before + self._piece[:n])
-            for stop in self._stops:
-                if 0 <= text.find(stop, max(0, border - len(stop) + 1)) < border:
-                    self._cut = (n, stop)
-                    return
+            found = [(s, at) for s in self._stops if (at := text.find(s, max(0, border - len(s) + 1))) >= 0]
+            if any(at < border for _, at in found):
+                self._cut = (n, found[0][0])  # an engine takes the first of its list, wherever it begins
+                return
             if len(text.rstrip("\ufffd")) >= border + longest - 1:
                 self._border = False
                 return

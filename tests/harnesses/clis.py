@@ -58,7 +58,8 @@ PI = Cli(
 QWEN = Cli(
     harness="qwen_code",
     dialect="openai_chat",
-    shell=lambda c: Call("run_shell_command", {"command": c, "is_background": False}),
+    # It stops listening when a command ends: on a busy machine what it printed just before is lost.
+    shell=lambda c: Call("run_shell_command", {"command": f"trap 'sleep 0.5' EXIT; {c}", "is_background": False}),
     edit=lambda p, a, b: Call("edit", {"file_path": f"{WORK}/{p}", "old_string": a, "new_string": b}),
     read=lambda p: Call("read_file", {"file_path": f"{WORK}/{p}"}),
     subagent=lambda task: [
@@ -74,6 +75,7 @@ OPENCODE = Cli(
     read=lambda p: Call("read", {"filePath": f"{WORK}/{p}"}),
     subagent=lambda task: [Call("task", {"description": "a part", "prompt": task, "subagent_type": "general"})],
     window=40000,
+    budget=40.0,
 )
 MINI = Cli(
     harness="mini_swe_agent",

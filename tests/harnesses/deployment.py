@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from cli.stack import Stack
 from harness_adapters.versions import versions
 from polar.codec import decompress, unpack
@@ -22,6 +24,7 @@ from tests.harnesses.network import WAIT, Finder, Watch
 from tests.harnesses.scripted_engine import ScriptedEngine
 
 WINDOW = 400_000  # toy tokens are three to four times smaller than a real model's
+SMALL = 60_000  # of the model "small": a CLI that doesn't compact comes to its end
 INSIDE = "/polar"  # where bundles are mounted; the host's own /opt is what a local sandbox sees there
 
 
@@ -52,9 +55,10 @@ class Deployment:
             "max_new_tokens": 4096,
         } | row
         model = Model(engine=engine.url, tokenizer=str(tokenizer), **options)
+        models = {"policy": model, "small": replace(model, context_length=SMALL)}
         roots = [str(self.wrappers), *([str(b)] if (b := bundles()) else [])]
         self.data = folder / "data"
-        self.stack = Stack(Settings(data_dir=str(self.data), models={"policy": model}, volume_roots=roots), slots=4)
+        self.stack = Stack(Settings(data_dir=str(self.data), models=models, volume_roots=roots), slots=4)
 
     def __enter__(self) -> Deployment:
         try:
@@ -70,7 +74,14 @@ class Deployment:
         self.stack.stop()
 
     def in_image(
-        self, task_id: str, harness: str, instruction: str, image: str, mount: bool, **changes: Any
+        self,
+        task_id: str,
+        harness: str,
+        instruction: str,
+        image: str,
+        mount: bool,
+        model: str = "policy",
+        **changes: Any,
     ) -> TaskRequest:
         """A task in a Docker sandbox: the CLI is the image's own, or (`mount`) a bundle at the place where adapters look."""
         volumes = []
@@ -81,14 +92,16 @@ class Deployment:
         return TaskRequest(
             task_id=task_id,
             instruction=instruction,
-            agent=AgentSpec(harness=harness, settings=changes.pop("settings", {})),
+            agent=AgentSpec(harness=harness, model_name=model, settings=changes.pop("settings", {})),
             runtime=RuntimeSpec(backend="docker", image=image, volumes=volumes, workdir="/work"),
             retry=RetryPolicy(max_attempts=1),
             timeout_seconds=240.0,
             **changes,
         )
 
-    def task(self, task_id: str, harness: str, instruction: str, *, watched: bool, **changes: Any) -> TaskRequest:
+    def task(
+        self, task_id: str, harness: str, instruction: str, *, watched: bool, model: str = "policy", **changes: Any
+    ) -> TaskRequest:
         """A task for a bundled CLI in a local sandbox. `watched`: it waits until its network is observed."""
         root = bundles()
         assert root is not None
@@ -103,7 +116,7 @@ class Deployment:
             (folder / command).chmod(0o755)
             volumes.append(Volume(source=str(folder), target="/watched"))
             real = f"/watched/{command}"
-        agent = AgentSpec(harness=harness, settings={"command": real, **settings})
+        agent = AgentSpec(harness=harness, model_name=model, settings={"command": real, **settings})
         changes.setdefault("timeout_seconds", 240.0)
         changes.setdefault("retry", RetryPolicy(max_attempts=1))
         runtime = RuntimeSpec(backend="local", options={"isolation": "bwrap"}, volumes=volumes)

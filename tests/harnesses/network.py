@@ -6,6 +6,7 @@ for a foreign address is seen on the loopback device. Needs root and iproute2.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -41,14 +42,17 @@ def available() -> str:
 
 
 class Watch:
-    """`with Watch(session): …`; `foreign` are names looked up, and addresses connected to, outside the sandbox."""
+    """`with Watch(find): …`; `foreign` are names looked up, and addresses connected to, outside the sandbox. A sandbox may have
+    one network for each command that it runs: all are watched."""
 
     def __init__(self, find: Finder):
         self._find = find
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="network-watch", daemon=True)
+        self._names: list[socket.socket] = []
+        self._packets: list[socket.socket] = []
         self.foreign: set[str] = set()
-        self.watched = False
+        self.networks = 0
         self.error = ""
 
     def __enter__(self) -> Watch:
@@ -60,64 +64,70 @@ class Watch:
         self._thread.join(10)
 
     def _run(self) -> None:
+        look = 0.0
         try:
             while not self._stop.is_set():
-                if (pid := self._find()) is not None:
-                    self._enter(pid)
-                    self.watched = True
-                    return self._listen()
-                time.sleep(0.05)
+                if time.monotonic() >= look:  # not with every packet: it reads all of /proc
+                    if (pid := self._find()) is not None:
+                        self._enter(pid)
+                    look = time.monotonic() + 0.1
+                self._listen()
         except OSError as e:
             self.error = str(e)
+        finally:
+            for s in (*self._names, *self._packets):
+                s.close()
 
     def _enter(self, pid: int) -> None:
-        fd = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fd = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:  # it is over already
+            return
         try:
             libc = ctypes.CDLL(None, use_errno=True)
             if libc.setns(fd, _CLONE_NEWNET):
                 raise OSError(ctypes.get_errno(), "can't enter the sandbox's network")
         finally:
             os.close(fd)
-        self._names = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self._names.bind(("0.0.0.0", 53))
-        self._packets = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(_ETH_P_ALL))
-        self._packets.bind(("lo", 0))
+        self._names.append(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        self._names[-1].bind(("0.0.0.0", 53))
+        self._packets.append(socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(_ETH_P_ALL)))
+        self._packets[-1].bind(("lo", 0))
         # Commands started by this thread are in the namespace it entered.
         for words in ("link set lo up", "route add local 0.0.0.0/0 dev lo table local", "-6 route add local ::/0 dev lo table local",
                       "route add default dev lo"):  # fmt: skip
             done = subprocess.run(["ip", *words.split()], capture_output=True, text=True)
             if done.returncode and "-6" not in words:
                 raise OSError(f"ip {words}: {done.stderr.strip()}")
+        self.networks += 1
 
     def _listen(self) -> None:
-        with self._names, self._packets:
-            while not self._stop.is_set():
-                ready, _, _ = select.select([self._names, self._packets], [], [], 0.2)
-                if self._names in ready:
-                    query, sender = self._names.recvfrom(4096)
-                    self.foreign.add(_name(query))
-                    answer = query[:2] + b"\x81\x83" + query[4:6] + b"\0\0\0\0\0\0" + query[12:]  # no such name
-                    try:
-                        self._names.sendto(answer, sender)
-                    except OSError:
-                        pass
-                if self._packets in ready:
-                    packet, where = self._packets.recvfrom(2048)
-                    if where[2] == socket.PACKET_OUTGOING and (to := _foreign(packet)):
-                        self.foreign.add(to)
+        """Whatever comes within a moment."""
+        ready, _, _ = select.select([*self._names, *self._packets], [], [], 0.05)
+        for s in ready:
+            if s in self._names:
+                query, sender = s.recvfrom(4096)
+                self.foreign.add(_name(query))
+                answer = query[:2] + b"\x81\x83" + query[4:6] + b"\0\0\0\0\0\0" + query[12:]  # no such name
+                with contextlib.suppress(OSError):
+                    s.sendto(answer, sender)
+            else:
+                packet, where = s.recvfrom(2048)
+                if where[2] == socket.PACKET_OUTGOING and (to := _foreign(packet)):
+                    self.foreign.add(to)
 
 
 class Finder:
-    """The pid of a process of this session's sandbox that lives in a network of its own."""
+    """The pid of a process of this session's sandbox that lives in a network of its own, and in one not found before."""
 
     def __init__(self, session: str, data_dir: Path):
         self.session, self.data_dir = session, data_dir
+        self._known = {os.readlink("/proc/self/ns/net")}
 
     def __call__(self) -> int | None:
         handles = {p.stem for p in (self.data_dir / "sandboxes").glob("*.json") if self.session in _text(p)}
         if not handles:
             return None
-        mine = os.readlink("/proc/self/ns/net")
         for pid in filter(str.isdigit, os.listdir("/proc")):
             try:
                 with open(f"/proc/{pid}/environ", "rb") as f:
@@ -128,7 +138,8 @@ class Finder:
                 with open(f"/proc/{pid}/comm") as f:
                     if f.read().strip() == "bwrap":
                         continue
-                if os.readlink(f"/proc/{pid}/ns/net") != mine:
+                if (network := os.readlink(f"/proc/{pid}/ns/net")) not in self._known:
+                    self._known.add(network)
                     return int(pid)
             except OSError:
                 continue

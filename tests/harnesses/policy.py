@@ -74,7 +74,8 @@ class Policy:
         done = max((int(n) for n in re.findall(rf"\[\[{re.escape(mark)}:(\d+)\]\]", prompt)), default=0)
         if _asks_for_summary(prompt):
             text = f"What was asked: [[run:{key}]]\nSo far: [[{mark}:{done}]] is done, all as planned. Go on with what is next."
-            return Decision(f"<summary>\n{text}\n</summary>", key, "compaction", None, done)
+            tag = "state_snapshot" if "<state_snapshot>" in prompt else "summary"  # else it is asked for once more
+            return Decision(f"<{tag}>\n{text}\n</{tag}>", key, "compaction", None, done)
         turns = script.tasks[task] if task else script.turns
         number = min(done + 1, len(turns))
         turn = turns[number - 1]

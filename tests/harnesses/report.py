@@ -25,7 +25,7 @@ def measure(
 ) -> dict[str, Any]:
     """`turns`: completions; `chains`: those that begin one; `continuity`: the share of the turns, but for the first of each
     expected chain, that continue an earlier one by its own tokens."""
-    kinds = {s.rid: s.decision.kind for s in engine.log}
+    kinds = engine.kinds
     asked = {s.rid for s in engine.of(key)} | {c.completion_id for c in captured}
     starts = [c for c in captured if c.link not in ("continued", "sibling")]
     # A conversation's first turn has nothing to continue: the main one's, a subagent's, a summary's.
@@ -47,7 +47,7 @@ def measure(
         "turns": len(captured),
         "chains": len(starts),
         "continuity": round((could - len(breaks)) / could, 4) if could else 1.0,
-        "breaks": dict(Counter(c.link_reason or c.link for c in breaks)),
+        "breaks": dict(Counter(c.link_reason for c in breaks)),
         "foreign_hosts": None if watch is None else sorted(watch.foreign),
         "sampled_tokens": engine.sampled(asked),
         "accounted_tokens": fidelity.trace_tokens + sum(fidelity.left_out.values()),

@@ -7,16 +7,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.harnesses.clis import Cli
-from tests.harnesses.policy import Call, Script, Turn
+from tests.harnesses.policy import Script, Turn
 
 UNICODE = "Grüße, 世界 🎉 — naïve café"
 FILE = "notes.txt"
 PART = "part.txt"
+THOUGHT = "What is to do? A file, an edit."
+OUTAGE = 20.0  # seconds
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """`files` are the sandbox files that must come out, with their text. `append_only`: its history is never rewritten."""
+    """`files` are the sandbox files that must come out, with their text; `heard` what must have come back to the model, which
+    no command says in these words; `said` what must be among the answers as they were read. `append_only`: its history is
+    never rewritten. `kinds`: what the policy must have been asked for. `model`: a row of the deployment's table."""
 
     name: str
     script: Callable[[Cli, str], Script]
@@ -24,6 +28,12 @@ class Scenario:
     termination: str = "finished"
     append_only: bool = True
     files: dict[str, str] = field(default_factory=dict)
+    heard: tuple[str, ...] = ()
+    said: tuple[str, ...] = ()
+    kinds: frozenset[str] = frozenset({"main"})
+    model: str = "policy"
+    outage: float = 0.0  # seconds
+    settings: Callable[[Cli], dict[str, Any]] = lambda cli: {}
     task: Callable[[Cli], dict[str, Any]] = lambda cli: {}
     needs: Callable[[Cli], bool] = lambda cli: True
     min_chains: int = 1
@@ -37,13 +47,13 @@ def _final(cli: Cli, text: str) -> Turn:
 def _multi(cli: Cli, key: str) -> Script:
     sh = cli.shell
     turns = [
-        Turn("First a file.", (sh(f"printf '%s\\n' '{UNICODE}' 'colour: red' > {FILE}"),), reasoning="What is to do?\nA file, an edit."),
+        Turn("First a file.", (sh(f"printf '%s\\n' '{UNICODE}' 'colour: red' > {FILE}"),), reasoning=THOUGHT),
         Turn("Two looks at once.", (sh(f"cat {FILE}"), sh(f"wc -c {FILE}"))),
         Turn("", (sh("cat no-such-file; exit 3"),), reasoning="This will fail: “naïve”."),
         *([Turn("Read before the edit.", (cli.read(FILE),))] if cli.read else []),
         Turn("Now the edit.", (cli.edit(FILE, "colour: red", "colour: blue"),)),
         Turn(f"Is it right? {UNICODE}", (sh(f"cat {FILE}; echo 'quoted \"x\" \\n é'"),), reasoning="Reading it again."),
-        Turn("Once more.", (sh("pwd"), sh("echo one"), sh("echo two"))),
+        Turn("Once more.", (sh("pwd"), sh("printf 'left-%d' 41"), sh("printf 'right-%d' 42"))),
         _final(cli, f"Done. {UNICODE}"),
     ]  # fmt: skip
     return Script(turns)
@@ -55,7 +65,7 @@ def _subagent(cli: Cli, key: str) -> Script:
     turns = [
         Turn("A look around.", (cli.shell("ls -a"),)),
         Turn("Somebody else does the part.", tuple(cli.subagent(task))),
-        Turn("Waiting for it.", (cli.shell(f"n=0; until [ -s {PART} ] || [ $n -gt 100 ]; do sleep 0.1; n=$((n+1)); done; cat {PART}"),)),
+        Turn("Waiting for it.", (cli.shell(f"timeout 10 sh -c 'until [ -s {PART} ]; do sleep 0.1; done'; cat {PART}"),)),
         Turn("A last look.", (cli.shell("echo checked"),)),
         _final(cli, "All parts are done."),
     ]  # fmt: skip
@@ -67,12 +77,19 @@ def _subagent(cli: Cli, key: str) -> Script:
     return Script(turns, {"part": part})
 
 
-def _compaction(cli: Cli, key: str) -> Script:
-    def much(n: int) -> Call:
-        return cli.shell(f"for i in $(seq 1 150); do echo line $i of page {n}: what is written there; done")
+def _page(cli: Cli, n: int) -> Turn:
+    # Not by a loop: one CLI refuses commands with substitutions in them.
+    return Turn(f"Page {n}.", (cli.shell(f"seq -f 'line %g of page {n}: what is written there' 150"),))
 
-    turns = [Turn(f"Page {n}.", (much(n),)) for n in range(1, 13)]
+
+def _compaction(cli: Cli, key: str) -> Script:
+    turns = [_page(cli, n) for n in range(1, 13)]
     return Script([*turns, Turn("The file.", (cli.shell(f"echo read > {FILE}"),)), _final(cli, "All pages are read.")])
+
+
+def _overflow(cli: Cli, key: str) -> Script:
+    turns = [Turn("A file.", (cli.shell(f"echo begun > {FILE}"),)), *(_page(cli, n) for n in range(1, 31))]
+    return Script([*turns, _final(cli, "All pages are read, and this is never said.")])
 
 
 def _timeout(cli: Cli, key: str) -> Script:
@@ -86,7 +103,7 @@ def _timeout(cli: Cli, key: str) -> Script:
 def _outage(cli: Cli, key: str) -> Script:
     turns = [
         Turn("A file.", (cli.shell(f"echo begun > {FILE}"),)),
-        Turn("The engine goes away in the middle of this.", (cli.shell(f"echo and on >> {FILE}"),), outage=20.0),
+        Turn("The engine goes away in the middle of this.", (cli.shell(f"echo and on >> {FILE}"),), outage=OUTAGE),
         Turn("A look.", (cli.shell(f"cat {FILE}"),)),
         _final(cli, "Done after all."),
     ]
@@ -99,6 +116,13 @@ SCENARIOS = [
         _multi,
         f"Work on the notes [[run:KEY]]. Say hello: {UNICODE}\nTwo lines, 'quotes' and \"more\" of $them.",
         files={FILE: f"{UNICODE}\ncolour: blue\n"},
+        heard=(
+            f"{len(f'{UNICODE}{chr(10)}colour: red{chr(10)}'.encode())} {FILE}",
+            "no-such-file: No such file",
+            "left-41",
+            "right-42",
+        ),
+        said=(THOUGHT,),
         min_turns=7,
     ),
     Scenario(
@@ -106,6 +130,7 @@ SCENARIOS = [
         _subagent,
         "Do it in parts [[run:KEY]].",
         files={PART: "the part\n"},
+        kinds=frozenset({"main", "task"}),
         needs=lambda cli: cli.subagent is not None,
         min_chains=2,
         min_turns=7,
@@ -116,6 +141,9 @@ SCENARIOS = [
         "Read all pages [[run:KEY]].",
         append_only=False,
         files={FILE: "read\n"},
+        heard=("line 149 of page 1:",),
+        kinds=frozenset({"main", "compaction"}),
+        settings=lambda cli: {"context_window": cli.window},
         needs=lambda cli: cli.compacts,
         min_chains=2,
         min_turns=14,
@@ -129,5 +157,23 @@ SCENARIOS = [
         task=lambda cli: {"agent_timeout_seconds": cli.budget},
         min_turns=2,
     ),
-    Scenario("outage", _outage, "Go on whatever happens [[run:KEY]].", files={FILE: "begun\nand on\n"}, min_turns=4),
+    Scenario(
+        "outage",
+        _outage,
+        "Go on whatever happens [[run:KEY]].",
+        files={FILE: "begun\nand on\n"},
+        outage=OUTAGE,
+        min_turns=4,
+    ),
+    Scenario(
+        "overflow",
+        _overflow,
+        "Read all pages [[run:KEY]].",
+        termination="context_overflow",
+        files={FILE: "begun\n"},
+        heard=("line 149 of page 1:",),
+        model="small",
+        needs=lambda cli: not cli.compacts,
+        min_turns=3,
+    ),
 ]

@@ -60,6 +60,15 @@ class ScriptedEngine:
     def of(self, key: str) -> list[Sampled]:
         return [s for s in self.log if s.decision.key == key]
 
+    @property
+    def kinds(self) -> dict[str, str]:
+        """What each request was taken for."""
+        return {s.rid: s.decision.kind for s in self.log}
+
+    def outages(self, key: str) -> int:
+        """How often the engine went away in a run."""
+        return sum(1 for k, _ in self._away if k == key)
+
     def _call(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 BEGIN, END = "<!-- table: make harnesses -->", "<!-- end of table -->"
-ORDER = ["multi_turn", "subagent", "compaction", "timeout", "outage"]
+ORDER = ["multi_turn", "subagent", "compaction", "timeout", "outage", "overflow"]
 FIELDS = {
     "harness", "version", "dialect", "scenario", "ok", "termination", "turns", "chains", "continuity", "breaks",
     "foreign_hosts", "sampled_tokens", "accounted_tokens",
@@ -22,6 +22,8 @@ def render(rows: list[dict[str, Any]]) -> str:
             raise ValueError(
                 f"the report's row of {r.get('harness')}, {r.get('scenario')} lacks {', '.join(sorted(missing))}"
             )
+    if unknown := {r["scenario"] for r in rows} - set(ORDER):
+        raise ValueError(f"the table has no column for {', '.join(sorted(unknown))}")
     scenarios = [s for s in ORDER if any(r["scenario"] == s for r in rows)]
     lines = [
         "| CLI | version | dialect | " + " | ".join(scenarios) + " | foreign hosts |",

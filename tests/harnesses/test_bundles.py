@@ -97,12 +97,13 @@ def test_a_python_program_says_which_python_it_needs(tmp_path):
     assert done.returncode == 127 and "needs Python 3.99" in done.stderr
     minor = f"{sys.version_info.major}.{sys.version_info.minor}"
     program = script(tmp_path, "bin/mini", bundles._PYTHON.format(minor=minor, command="mini"))
-    (tmp_path / "main.py").write_text(bundles._MAIN.format(command="mini", module="agent", attr="app"))
+    (tmp_path / "main.py").write_text(bundles._MAIN.format(command="mini", version="1.2.3", module="agent", attr="app"))
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib/agent.py").write_text("import sys\ndef app():\n    print(sys.argv)\n    return 5\n")
     env = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
     done = subprocess.run([program, "x y"], capture_output=True, text=True, env=env)
     assert (done.returncode, done.stdout) == (5, "['mini', 'x y']\n"), done.stderr
+    assert subprocess.run([program, "--version"], capture_output=True, text=True, env=env).stdout == "mini 1.2.3\n"
 
 
 @pytest.mark.parametrize(
@@ -126,3 +127,55 @@ def test_list(tmp_path, monkeypatch):
     result = CliRunner().invoke(images.app, ["list", "--to", str(tmp_path), "--json"])
     states = {r["harness"]: r["bundle"] for r in json.loads(result.output)}
     assert states["codex"] == "current" and states["pi"] == "old" and states["opencode"] == "none"
+
+
+# It knows an image as soon as it has built it; its labels are those that it was given.
+DOCKER = """#!/bin/sh
+here=$(dirname "$0")
+case $1 in
+  run) echo 3.99; exit ;;
+  image) [ -f "$here/$3" ] || exit 1; cat "$here/$3"; exit ;;
+esac
+for last; do :; done
+{ echo "$@"; cd "$last"; find opt -type f; } >>"$here/said"
+until [ "$1" = -t ]; do shift; done
+image=$2 labels=
+while [ $# -gt 0 ]; do [ "$1" = --label ] && labels="$labels,\\"${2%%=*}\\":\\"${2#*=}\\""; shift; done
+echo "[{\\"Id\\":\\"x\\",\\"Config\\":{\\"Labels\\":{${labels#,}}}}]" >"$here/$image"
+"""
+
+
+def test_an_image_of_another_python_leaves_the_bundles_here_alone(tmp_path, monkeypatch):
+    """The Docker client is a stand-in that writes down what it was given."""
+    fake(monkeypatch)
+    monkeypatch.setattr(bundles, "_python", lambda harness, made, python: (made / "main.py").write_text(python))
+    docker = script(tmp_path, "programs/docker", DOCKER)
+    monkeypatch.setenv("PATH", f"{docker.parent}:/usr/bin:/bin")
+    root = tmp_path / "bundles"
+    mine = bundles.build("mini_swe_agent", root)
+    build = ["build", "--to", str(root), "--base", "other:1"]
+    result = CliRunner().invoke(images.app, build)
+    assert result.exit_code == 0 and result.output.strip() == "polar-sandbox:all", result.exception
+    said = (docker.parent / "said").read_text()
+    assert "BASE_IMAGE=other:1" in said
+    for name, h in versions().harnesses.items():
+        assert f"--label polar.harness.{name}={h.version}" in said and f"opt/polar/{name}/bundle.json" in said
+    assert (mine / "main.py").read_text() == bundles.here() and bundles.is_current(
+        mine, "mini_swe_agent", bundles.here()
+    )
+    assert (root / "python3.99/mini_swe_agent/main.py").read_text() == "3.99"
+    assert not list(root.glob(".context-*"))
+    # What is current isn't built again; on another base, or by force, it is.
+    for changed, more, times in (("", [], 1), ('[{"Id": "y"}]', [], 2), ("", [], 2), ("", ["--force"], 3)):
+        if changed:
+            (docker.parent / "other:1").write_text(changed)
+        assert CliRunner().invoke(images.app, [*build, *more]).exit_code == 0
+        assert (docker.parent / "said").read_text().count("build -q") == times
+
+
+def test_a_base_without_python_is_said_so(tmp_path, monkeypatch):
+    docker = script(tmp_path, "programs/docker", "#!/bin/sh\necho python3: not found >&2; exit 127\n")
+    monkeypatch.setenv("PATH", f"{docker.parent}:/usr/bin:/bin")
+    result = CliRunner().invoke(images.app, ["build", "mini_swe_agent", "--to", str(tmp_path), "--base", "bare:1"])
+    assert isinstance(result.exception, bundles.BundleError)
+    assert "bare:1 has no Python" in result.exception.message and "not found" in result.exception.message

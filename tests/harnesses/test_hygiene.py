@@ -106,11 +106,14 @@ def test_orphans_are_reaped(cluster, spec):
     assert result.termination == "finished", result.agent
 
 
-def test_an_image_without_the_cli_is_said_so_at_once(cluster, spec):
-    agent = AgentSpec(harness="pi", settings={"command": "/no/such/pi"})
+@pytest.mark.parametrize("command", ["/no/such/pi", "no-such-pi"])
+def test_an_image_without_the_cli_is_said_so_at_once(cluster, spec, command):
+    agent = AgentSpec(harness="pi", settings={"command": command})
     result = run(cluster, spec, "", agent=agent)
     assert (result.termination, result.reward, len(result.attempts)) == ("infra_error", None, 1)
-    assert result.error.code == "harness_missing" and "/no/such/pi" in result.error.message
+    assert result.error.code == "harness_missing"
+    for part in (command, "/opt/polar/pi/bin:", "docs/harnesses.md"):  # what, where it was looked for, and what to do
+        assert part in result.error.message
 
 
 def test_a_cli_that_asks_nothing_is_tried_again_and_never_a_zero(cluster, spec):

@@ -45,6 +45,8 @@ def test_it_says_what_the_report_says():
 def test_a_report_that_lacks_something_is_refused():
     with pytest.raises(ValueError, match="lacks turns"):
         render([{k: v for k, v in ROW.items() if k != "turns"}])
+    with pytest.raises(ValueError, match="no column for another"):
+        render([{**ROW, "scenario": "another"}])
 
 
 def test_it_is_put_into_its_place():

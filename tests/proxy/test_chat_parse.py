@@ -107,6 +107,8 @@ def test_any_json_is_refused_or_served(body):
         ({"audio": {"voice": "x", "format": "wav"}}, "audio"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"web_search_options": {"search_context_size": "low"}}, "web_search_options"),
+        ({"web_search_options": {}}, "web_search_options"),
+        ({"stream_options": {"include_usage": "yes"}}, "stream_options.include_usage"),
         ({"response_format": "json"}, "response_format"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),

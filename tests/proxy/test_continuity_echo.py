@@ -169,6 +169,14 @@ def test_formatting_of_arguments_never_counts_and_values_always_do(value, ascii_
     assert history.normal_arguments(json.dumps({**value, "more": 1})) != normal or value.get("more") == 1
 
 
+def test_only_arguments_of_very_many_values_are_taken_to_the_letter():
+    """Walking through them would hold up all streams; a long text in one is no matter."""
+    for value, walked in (([0] * 1000, True), ("a, [b]" * 10_000, True), ([0] * 10_000, False), ([{}] * 10_000, False)):
+        plain, spaced = (json.dumps({"a": value, "b": 1}, indent=i) for i in (None, 1))
+        assert (history.normal_arguments(plain) == history.normal_arguments(spaced)) == walked
+        assert (history.normal_arguments(plain) == plain) != walked
+
+
 @given(st.text(), st.text())
 def test_different_messages_have_different_digests(a, b):
     assert (history.step(1, user(a)) == history.step(1, user(b))) == (a == b)

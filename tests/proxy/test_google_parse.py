@@ -69,6 +69,16 @@ def answered(messages: list[dict]) -> list[tuple[str, str]]:
         ({"systemInstruction": 3}, "systemInstruction"),
         ({"systemInstruction": {"parts": [{"inlineData": {}}]}}, "systemInstruction.parts[0]"),
         ({"cachedContent": "cachedContents/1"}, "cachedContent"),
+        ({"continuationToken": "eA=="}, "continuationToken"),
+        ({"tools": [{"functionDeclarations": [{"name": "a"}, {"name": "b"}, {"name": "a"}]}]}, "tools"),
+        ({"toolConfig": {"functionCallingConfig": {"mode": "ANY"}}}, "toolConfig.functionCallingConfig.mode"),
+        (
+            {
+                "tools": [{"functionDeclarations": [{"name": "a"}]}],
+                "toolConfig": {"functionCallingConfig": {"allowedFunctionNames": ["a", "b"]}},
+            },
+            "toolConfig.functionCallingConfig.allowedFunctionNames",
+        ),
         ({"tools": [{"googleSearch": {}}]}, "tools"),
         ({"tools": [{"functionDeclarations": [{"name": ""}]}]}, "tools[0].functionDeclarations[0].name"),
         (
@@ -307,7 +317,8 @@ def test_hosted_tools_beside_functions_are_left_out_for_the_record():
     "mode, choice", [("AUTO", "auto"), ("ANY", "required"), ("none", "none"), ("VALIDATED", "auto")]
 )
 def test_function_calling_modes(mode, choice):
-    r = parse({"contents": [GO], "tool_config": {"function_calling_config": {"mode": mode}}})
+    tools = [{"functionDeclarations": [{"name": "a"}]}]
+    r = parse({"contents": [GO], "tools": tools, "tool_config": {"function_calling_config": {"mode": mode}}})
     assert r.tool_choice == choice and r.wishes["tool_choice"] == {"mode": mode}
 
 

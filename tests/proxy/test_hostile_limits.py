@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import threading
 
 import aiohttp
 
@@ -100,6 +101,45 @@ async def test_one_session_can_not_take_the_place_of_others(bare_world):
         assert [status for status, *_ in await asyncio.gather(*tasks)] == [200] * 4
         world.says("free again")
         assert (await ask(world, capability, "last", http))[0] == 200
+
+
+async def test_others_are_served_while_the_largest_bodies_are_read(world, monkeypatch):
+    """Between two pieces of each body there is time for a whole call of another session."""
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * (1 << 20)}}
+    images = [{"role": "user", "content": [image] * 31}]
+    short = [{"role": ("user", "assistant")[n % 2], "content": f"{n}"} for n in range(60_000)]
+    bodies = [json.dumps(WELL | change).encode() for change in ({"messages": images}, {"messages": [], "x": short})]
+    assert body.LIMIT - (2 << 20) < len(bodies[0]) < body.LIMIT
+    begun, go_on, ended = threading.Event(), threading.Event(), []
+    sizes: list[int] = []
+
+    def leaf(raw, own=body._leaf):
+        if threading.current_thread().name.startswith("read"):
+            sizes.append(len(raw))
+        if len(sizes) == 3 and not begun.is_set():  # in the midst of it
+            begun.set()
+            assert go_on.wait(30)
+        return own(raw)
+
+    monkeypatch.setattr(body, "_leaf", leaf)
+    for n, data in enumerate(bodies):
+        begun.clear(), go_on.clear(), sizes.clear()
+        capability, _ = world.mint(f"greedy.s{n}")
+        world.engine.default = lambda _: Reply(ids=world.ids("Seen."))
+
+        async def send(path: str = f"{world.server.url}/s/{capability}{CHAT}", data: bytes = data) -> int:
+            async with aiohttp.ClientSession() as http, http.post(path, data=data) as response:
+                await response.read()
+                ended.append(path)
+                return response.status
+
+        task = asyncio.create_task(send())
+        assert await asyncio.to_thread(begun.wait, 30)
+        await served(world, n)
+        assert len(ended) == n
+        go_on.set()
+        assert await task == (200, 400)[n]
+        assert len(sizes) > 10 and max(sizes) <= (1 << 20) + 100
 
 
 async def test_the_process_has_a_limit_too(bare_world):

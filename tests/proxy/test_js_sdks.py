@@ -277,10 +277,20 @@ async def test_a_whole_answer_that_breaks_off_is_tried_again(world, packages, sd
     assert [(c.link, c.finish_reason) for c in world.stored(grant)] == [("first", "error"), ("sibling", "stop")]
 
 
-async def test_references_to_stored_items_are_refused(world, packages):
-    """What Vercel's SDK sends of earlier answers if it isn't told `store: false`."""
-    capability, _ = world.mint()
-    world.says(sample(text="one"))
-    (said,) = await hold(packages, "vercelResponses", job(world, capability, ["go", "on"], store=True, retries=2))
-    assert said["statuses"] == [200, 400] and not said["error"]["retryable"]
-    assert "send the item itself" in said["error"]["message"]
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("sdk", ["vercelResponses", "opencodeResponses"])
+async def test_references_to_earlier_items_are_served(roomy, packages, sdk, stream):
+    """What Vercel's SDK sends of earlier answers if it isn't told `store: false`; and of reasoning it reads summaries."""
+    world = roomy
+    capability, grant = world.mint()
+    world.says(sample(*CALLS, text="Grüße."))
+    world.says(sample(text="One file."))
+    world.says("Bye.")
+    steps = ["List the files.", ["a.txt 📄", "", "no such file"], "Tell more."]
+    asked = job(world, capability, steps, stream=stream, store=True, summary="auto")
+    (said,) = await hold(packages, sdk, asked)
+    assert said["error"] is None and said["statuses"] == [200] * 3
+    assert [t["reasoning"] for t in said["turns"]] == ["I  thïnk 🤔.", "I  thïnk 🤔.", ""]
+    assert [(c["name"], c["arguments"]) for c in said["turns"][0]["calls"]] == CALLS
+    assert [c.link for c in world.stored(grant)] == ["first", "continued", "continued"]
+    world.check_prompts(grant)

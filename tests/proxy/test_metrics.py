@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -51,7 +52,7 @@ async def test_a_session_in_numbers(world, client):
     assert value(world, "links_total", link="first", reason="") == 1
     assert value(world, "links_total", link="continued", reason="") == 1
     assert value(world, "repeats_total", kind="sibling") == 1
-    assert value(world, "calls_total", dialect="openai_chat", status="200") == 3
+    assert value(world, "calls_total", dialect="openai_chat", action="generate", status="200") == 3
     assert value(world, "tokens_total", kind="sampled") == sum(len(c.sampled_ids) for c in world.stored(client.grant))
     assert value(world, "tokens_total", kind="prompt_shared") >= one.prompt_length + len(one.sampled_ids)
     assert two.prompt_shared >= one.prompt_length
@@ -62,6 +63,38 @@ async def test_a_session_in_numbers(world, client):
     async with asyncio.timeout(10):
         while not value(world, "loop_lag_seconds_count"):
             await asyncio.sleep(0.01)
+
+
+async def test_calls_without_a_completion_are_counted(world, client):
+    base = f"{world.server.url}/s/{client.capability}"
+    google, anthropic = {"x-goog-api-key": "x"}, {"anthropic-version": "2023-06-01"}
+    messages = {"model": "m", "messages": [user("go")]}
+    contents = {"contents": [{"parts": [{"text": "go"}]}]}
+    for method, path, headers, sent, counted in (
+        ("POST", "/v1/messages/count_tokens", {}, messages, ("anthropic", "count", "200")),
+        ("POST", "/v1/messages/count_tokens", {}, {"messages": 1}, ("anthropic", "count", "400")),
+        ("POST", "/v1beta/models/m:countTokens", {}, contents, ("google", "count", "200")),
+        ("POST", "/v1/responses/input_tokens", {}, {"input": "go"}, ("openai_responses", "count", "200")),
+        ("GET", "/v1/models", {}, None, ("openai_chat", "models", "200")),
+        ("GET", "/v1/models/policy", google, None, ("google", "model", "200")),
+        ("GET", "/v1/models", anthropic, None, ("anthropic", "models", "200")),
+        ("GET", "/v1/responses", {}, None, ("openai_responses", "websocket", "426")),
+        ("GET", "/v1/elsewhere", {}, None, ("openai_chat", "none", "404")),
+        ("POST", "/v1/responses", {}, {"input": 3}, ("openai_responses", "generate", "400")),
+    ):
+        labels = dict(zip(("dialect", "action", "status"), counted, strict=True))
+        before = value(world, "calls_total", **labels)
+        async with client.http.request(method, base + path, headers=headers, json=sent) as response:
+            assert response.status == int(counted[2]), await response.text()
+        assert value(world, "calls_total", **labels) == before + 1, counted
+
+
+def test_every_metric_is_in_the_docs():
+    docs = Path(__file__).parents[2] / "docs" / "proxy.md"
+    told = docs.read_text()
+    for metric in Metrics().registry.collect():
+        short = metric.name.removeprefix("polar_proxy_")
+        assert re.search(rf"[{{,_]{short}[`{{,}}_]", told), metric.name
 
 
 async def test_joins_replays_aborts_and_heartbeats(world, client):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import socketserver
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import docker
 import pytest
 
 from polar.config import Settings
-from polar.errors import InfraError, UnsupportedSpec
+from polar.errors import InfraError, InvalidConfig, UnsupportedSpec
 from polar.sandbox import ProxyEndpoint
 from polar.task import Exec, RuntimeSpec, UploadFile
 from runtimes import docker_bridge
@@ -23,6 +22,7 @@ from runtimes.docker import LABEL_REF, DockerRuntime, Options
 from runtimes.prepare import run_prepare
 from tests.runtimes import small_image
 from tests.runtimes.conftest import IMAGE, REPOSITORY, docker_missing, ensure_image, running, unique
+from tests.runtimes.engines import Tunnel
 from tests.runtimes.test_conformance import RUNAWAYS, get
 
 BARE = "polar-sandbox:test-bare"  # no python, no socat
@@ -200,6 +200,13 @@ def test_many_at_once(runtime):
     assert codes == [7] * 12 and runtime.list(OURS) == []
 
 
+@pytest.mark.parametrize("text", ["0", "-1", "many", "1.5"])
+def test_calls_at_once_are_a_whole_number(monkeypatch, tmp_path, text):
+    monkeypatch.setenv("POLAR_DOCKER_PARALLEL", text)
+    with pytest.raises(InvalidConfig, match=f"POLAR_DOCKER_PARALLEL: '{text}'"):
+        DockerRuntime(Settings(data_dir=str(tmp_path)))
+
+
 def test_a_private_registry(runtime, monkeypatch, tmp_path):
     api = docker.from_env().api
     base = tmp_path / "base"
@@ -236,30 +243,12 @@ def test_a_private_registry(runtime, monkeypatch, tmp_path):
             registry.shutdown()
 
 
-class _Tunnel(socketserver.BaseRequestHandler):
-    def handle(self) -> None:
-        with socket.socket(socket.AF_UNIX) as engine:
-            engine.connect("/var/run/docker.sock")
-            back = threading.Thread(target=self._pump, args=(engine, self.request))
-            back.start()
-            self._pump(self.request, engine)
-            back.join()
-
-    def _pump(self, source: socket.socket, target: socket.socket) -> None:
-        try:
-            while data := source.recv(1 << 16):
-                target.sendall(data)
-            target.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass
-
-
 class _Tcp(socketserver.ThreadingTCPServer):
     daemon_threads = True
 
 
 def test_an_engine_over_tcp(runtime, proxy, monkeypatch, tmp_path):
-    with _Tcp(("127.0.0.1", 0), _Tunnel) as server:
+    with _Tcp(("127.0.0.1", 0), Tunnel) as server:
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{server.server_address[1]}")
         far = DockerRuntime(Settings(data_dir=str(tmp_path)))
@@ -283,7 +272,7 @@ def test_an_engine_that_comes_back(runtime, proxy, monkeypatch, tmp_path):
         daemon_threads = True
 
     def start() -> Server:
-        server = Server(sock, _Tunnel)
+        server = Server(sock, Tunnel)
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         return server
 

@@ -19,6 +19,7 @@ from runtimes.local_sandbox import LocalSandbox
 
 needs_bwrap = pytest.mark.skipif(isinstance(bwrap.find(), str), reason=f"no working bubblewrap: {bwrap.find()}")
 PLAIN = RuntimeSpec(options={"isolation": "none"})
+READ_ONLY = {"isolation": "bwrap", "root": "read-only"}
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ def test_auto_without_bubblewrap(runtime, monkeypatch):
 def test_auto_with_bubblewrap(runtime):
     box = runtime.create(RuntimeSpec(), labels={}, proxy=None, timeout=10)
     assert box.ref.state["isolation"] == "bwrap"
-    r = box.exec("grep CapEff /proc/self/status; ls /proc | grep -c '^[0-9]'; unshare -Ur true; touch /new", timeout=10)
+    r = box.exec("grep CapEff /proc/self/status; ls /proc | grep -c '^[0-9]'; unshare -Ur true", timeout=10)
     words = r.output.decode().split()
     assert words[1] == "0" * 16 and int(words[2]) < 8 and r.exit_code != 0
     box.destroy()
@@ -133,10 +134,19 @@ def test_the_host_is_out_of_sight(runtime, tmp_path):
     )
     assert b"the host's" not in r.output
     assert b"bash" not in r.output and b".ssh" not in r.output
+    box.destroy()
+
+
+@needs_bwrap
+def test_a_read_only_root(runtime):
+    box = runtime.create(RuntimeSpec(options=READ_ONLY), labels={}, proxy=None, timeout=10)
+    assert box.ref.state["root"] == "read-only"
     r = box.exec(
         "for f in /usr/x /etc/x /bin/x /opt/x /x; do touch $f && echo WROTE $f; done; rm -f /usr/bin/env", timeout=10
     )
     assert b"WROTE" not in r.output and r.exit_code != 0
+    with pytest.raises(InfraError, match="keeps it read-only"):
+        box.write("/usr/local/bin/x", b"")
     box.destroy()
 
 
@@ -191,7 +201,7 @@ def test_rlimits(runtime, isolation):
 @needs_bwrap
 def test_an_agent_that_swaps_its_folders_for_links(runtime, tmp_path):
     """The next command's mounts must not follow them."""
-    box = runtime.create(RuntimeSpec(workdir="/a/work"), labels={}, proxy=None, timeout=10)
+    box = runtime.create(RuntimeSpec(workdir="/a/work", options=READ_ONLY), labels={}, proxy=None, timeout=10)
     target = tmp_path / "target"
     target.mkdir()
     box.write("/tests/x", b"1")
@@ -207,7 +217,7 @@ def test_an_agent_that_swaps_its_folders_for_links(runtime, tmp_path):
 @needs_bwrap
 def test_a_sandbox_that_can_t_be_entered_is_no_result(runtime, tmp_path):
     (tmp_path / "volume").mkdir()
-    spec = RuntimeSpec(volumes=[Volume(source=str(tmp_path / "volume"), target="/v")])
+    spec = RuntimeSpec(volumes=[Volume(source=str(tmp_path / "volume"), target="/v")], options=READ_ONLY)
     box = runtime.create(spec, labels={}, proxy=None, timeout=10)
     assert box.exec("exit 1", timeout=10).exit_code == 1
     (tmp_path / "volume").rmdir()

@@ -229,7 +229,7 @@ async function vercelChat(job) {
 
 async function vercelResponses(job) {
   const { createOpenAI } = await generation("@ai-sdk/openai");
-  const openai = { store: job.store ?? false, include: ["reasoning.encrypted_content"], forceReasoning: true };
+  const openai = { store: job.store ?? false, include: ["reasoning.encrypted_content"], forceReasoning: true, reasoningSummary: job.summary };
   return vercel(job, createOpenAI({ baseURL: `${job.base}/v1`, apiKey: "x" }).responses("m"), { openai });
 }
 

@@ -1,0 +1,291 @@
+"""The files of a local sandbox with a copy-on-write root: seen through its holder, and what differs in them."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import posixpath
+import stat
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from polar.changes import Writer
+from polar.errors import InfraError
+from polar.ids import new_id
+from polar.sandbox import SandboxRef
+from runtimes import bwrap, holder, host_files, local_root, overlay_upper, procs, tree
+from runtimes.inroot import MAX_LINKS, Escape, Root
+from runtimes.local_box import Record
+from runtimes.local_changes import info
+from runtimes.overlay_upper import opened
+from runtimes.tree import walk
+
+log = logging.getLogger("polar.local")
+_OLD = 300.0  # seconds
+
+
+class Differing(NamedTuple):
+    """Paths relative to a folder: those that the sandbox has of its own, and those that it hides of the machine's."""
+
+    own: set[str]
+    gone: set[str]
+
+
+class Support:
+    """Whether sandboxes in `data_dir` can have a copy-on-write root: what this process has found out so far."""
+
+    def __init__(self, data_dir: Path):
+        self._data_dir = data_dir
+        self._tried = False
+        self.known_missing = ""  # why not
+
+    def is_missing(self, why: str) -> None:
+        if not self.known_missing:
+            log.warning(
+                "no copy-on-write root for sandboxes in '%s' (system folders are read-only): %s", self._data_dir, why
+            )
+        self.known_missing = why
+
+    def missing(self) -> str:
+        """Why not; empty if they can. Tries it, once."""
+        if not (self.known_missing or self._tried):
+            try:
+                self._try()
+            except holder.Impossible as e:
+                self.known_missing = str(e)
+            except (InfraError, OSError) as e:
+                return str(e)
+            self._tried = True
+        return self.known_missing
+
+    def _try(self) -> None:
+        probes = self._data_dir / "local-probes"
+        probes.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for old in probes.iterdir():  # of processes that were killed
+            if time.time() - old.stat().st_mtime > _OLD:
+                _kill(old)
+                tree.remove(old)
+        record = Record(ref=SandboxRef(backend="local", handle=new_id("probe"), proxy_url="", workdir="/work"))
+        folder = probes / record.ref.handle
+        (folder / "fs").mkdir(parents=True)
+        one = Cow(record, folder, self._data_dir, lambda: None)
+        try:
+            one.make()
+        finally:
+            one.end(lambda _: _kill(folder))
+            tree.remove(folder)
+
+
+def _kill(folder: Path) -> None:
+    procs.kill_all(lambda all: {p for p in all if holder.is_of(p, folder)})
+
+
+@cache
+def support(data_dir: Path) -> Support:
+    return Support(data_dir)
+
+
+class Cow:
+    """`stop` ends everything of the sandbox's: what still used an earlier holder's mounts must not go on beside new ones."""
+
+    def __init__(self, record: Record, folder: Path, data_dir: Path, stop: Callable[[], None]):
+        self._record, self._folder, self._data_dir, self._stop = record, folder, data_dir, stop
+        self._handle = record.ref.handle
+
+    def make(self) -> None:
+        """Raises Impossible, OSError, InfraError."""
+        local_root.make(self._folder, self._data_dir)
+        (self._folder / "lock").touch(0o600)
+        with self._locked() as lock:
+            self._start(lock)
+        workdir = self._record.ref.workdir
+        if bwrap.under(workdir, tuple(self._overlays())):
+            with self.files("exec_failed") as root, root.locate(f"{workdir}/x", parents=True):
+                pass
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[int]:
+        """Raises InfraError where the sandbox is gone."""
+        try:
+            fd = os.open(self._folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+        except OSError as e:
+            raise InfraError(f"sandbox '{self._handle}' is gone", code="exec_failed") from e
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            if not (self._folder / "fs").is_dir():
+                raise InfraError(f"sandbox '{self._handle}' is gone", code="exec_failed")
+            yield fd
+        finally:
+            os.close(fd)  # not unlocked: a holder that is just being made keeps it
+
+    def _start(self, lock: int) -> procs.Proc:
+        return holder.start(self._folder, local_root.mounts(self._record, self._folder, self._data_dir), lock)
+
+    def holder(self) -> procs.Proc:
+        """The living one, made anew if it ended. Raises InfraError."""
+        with self._locked() as lock:
+            found = holder.find(self._folder)
+            if found:
+                return found
+            self._stop()
+            try:
+                return self._start(lock)
+            except (holder.Impossible, OSError) as e:
+                raise InfraError(f"the sandbox's mounts can't be made again: {e}", code="exec_failed") from e
+
+    def is_holder(self, pid: int) -> bool:
+        """Also of one that is just being made."""
+        return holder.is_of(pid, self._folder)
+
+    def end(self, everything: Callable[[bool], None]) -> None:
+        """End the holder, so that none is made again: the sandbox is being removed. `everything` ends its other processes;
+        if called with True, also a holder that is just being made. Raises OSError."""
+        try:
+            fd = os.open(self._folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:  # only half-made, or half removed
+            everything(True)
+            return
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                everything(True)
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            if found := holder.find(self._folder):
+                holder.end(found)
+            everything(False)  # one that is being made would keep the lock
+            with contextlib.suppress(FileNotFoundError):
+                (self._folder / "fs").rename(self._folder / "gone")
+        finally:
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def files(self, code: str) -> Iterator[Root]:
+        """The sandbox's root as its commands see it. Errors are told under `code`."""
+        try:
+            yield Root(Path(f"/proc/{self.holder().pid}/root{self._folder}/fs"))
+        except InfraError as e:
+            raise e if e.code != "exec_failed" else InfraError(e.message, code=code, retryable=e.retryable) from e
+
+    # -- what differs
+
+    def listing(self, under: str) -> set[str]:
+        """Paths below `under` that are the sandbox's own. Raises NotFound, InfraError."""
+        return self._differing(self._there(under)).own
+
+    def write(self, target: Path, under: str, before: set[str], limit: int) -> bool:
+        """Raises NotFound, InfraError."""
+        under = self._there(under)
+        found = self._differing(under)
+        with Writer(target, limit) as out:
+            out.removed(found.gone | (before - found.own))
+            for top, inner, prefix in self._parts(under):
+                with _reading(under), opened(top, inner) as fd:
+                    for entry in walk(fd, ".") if fd is not None else ():
+                        path = posixpath.join(prefix, *entry.path)
+                        if entry.kind == "cut":
+                            out.truncated = True
+                        elif path in found.own and not out.truncated:
+                            out.add(path, info(entry), entry.source)
+                        if entry.source is not None:
+                            entry.source.close()
+            return out.truncated
+
+    def _there(self, under: str) -> str:
+        """`under` without links. Raises NotFound."""
+        with self.files("artifact_failed") as root:
+            try:
+                with root.locate(under) as (fd, name):
+                    if not stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
+                        raise NotADirectoryError
+                return _resolved(root.folder, under)
+            except (FileNotFoundError, NotADirectoryError, Escape) as e:
+                raise host_files.absent(root, under) from e
+            except OSError as e:
+                raise InfraError(f"can't read '{under}': {e.strerror or e}", code="artifact_failed") from e
+
+    def _overlays(self) -> list[str]:
+        return local_root.writable(self._data_dir)
+
+    def _parts(self, under: str) -> Iterator[tuple[Path, str, str]]:
+        """What `under` is made of: a folder of the host, the path in it, and the same relative to `under`."""
+        for path in self._overlays():
+            if bwrap.under(under, (path,)):
+                yield self._folder / "upper" / path.strip("/"), under[len(path) :], ""
+                return
+        yield self._folder / "fs", under, ""
+        for path in self._overlays():
+            if under == "/" or bwrap.under(path, (under,)):
+                yield self._folder / "upper" / path.strip("/"), "", posixpath.relpath(path, under)
+
+    def _differing(self, under: str) -> Differing:
+        with _reading(under):
+            mounts = local_root.bound(self._record, self._folder, self._data_dir)
+        links = {f"/{name}": target for name, target in local_root.links().items()}
+        not_its = (*local_root.OWN, *self._overlays(), "/var/run", "/var/lock", *mounts)
+        own: set[str] = set()
+        gone: set[str] = set()
+        for top, inner, prefix in self._parts(under):
+            plain = top == self._folder / "fs"
+            with _reading(under), opened(top, inner) as fd:
+                hides = [""] if not plain and overlay_upper.hidden(top, inner) else []
+                for f in overlay_upper.scan(fd) if fd is not None else ():
+                    path = posixpath.join(prefix, f.path)
+                    absolute = posixpath.join(under, f.path)
+                    if plain and (
+                        bwrap.under(absolute, not_its)
+                        or (absolute in links and self._links_to(absolute, links[absolute]))
+                    ):
+                        continue
+                    (gone if f.gone and not plain else own).add(path)
+                    if f.hides and not plain:
+                        hides.append(f.path)
+                for path in hides:
+                    lower = Path("/") / top.relative_to(self._folder / "upper")
+                    for name in overlay_upper.listing(lower, f"{inner}/{path}", but=bwrap.SECRET):
+                        gone.add(posixpath.join(prefix, path, name))
+            if plain and under == "/":
+                gone |= {path[1:] for path in links if not os.path.lexists(top / path[1:])}
+        return Differing(own, gone - own)
+
+    def _links_to(self, path: str, target: str) -> bool:
+        at = self._folder / "fs" / path[1:]
+        return at.is_symlink() and os.readlink(at) == target
+
+
+@contextlib.contextmanager
+def _reading(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as e:
+        raise InfraError(f"can't read '{path}': {e.strerror or e}", code="artifact_failed") from e
+
+
+def _resolved(top: Path, path: str) -> str:
+    """`path` with the links of the tree `top` taken. What changes meanwhile makes it another path of that tree."""
+    todo, links = path.split("/")[::-1], 0
+    done: list[str] = []
+    while todo:
+        part = todo.pop()
+        if part in ("", "."):
+            continue
+        if part == "..":
+            done = done[:-1]
+            continue
+        try:
+            target = os.readlink(top.joinpath(*done, part))
+        except OSError:
+            done.append(part)
+            continue
+        links += 1
+        if links > MAX_LINKS:
+            raise NotADirectoryError
+        if target.startswith("/"):
+            done = []
+        todo += target.split("/")[::-1]
+    return "/" + "/".join(done)
