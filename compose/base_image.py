@@ -20,6 +20,7 @@ import re
 import subprocess
 import sys
 import tarfile
+from pathlib import PurePosixPath
 from typing import IO
 
 TAG = "polar-sandbox:base"
@@ -100,7 +101,8 @@ def paths_of(packages: set[str]) -> set[str]:
     merged = {m for m in MERGED if os.path.islink(m)}
     # Made by scripts at installation, so in no package's list.
     extra = {"/usr/bin/sh", "/etc/ld.so.cache", "/etc/nsswitch.conf", "/usr/local/bin", *merged}
-    return {p for p in paths | extra if not UNWANTED.search(p) and not p.startswith(NOT_COPIED)}
+    kept = {p for p in paths | extra if not UNWANTED.search(p) and not p.startswith(NOT_COPIED)}
+    return kept | {str(parent) for p in kept for parent in PurePosixPath(p).parents}
 
 
 def with_alternatives(paths: set[str]) -> set[str]:
@@ -131,12 +133,13 @@ def with_bytecode(paths: set[str]) -> set[str]:
 
 def write(stream: IO[bytes], paths: set[str], ca: bool) -> None:
     with tarfile.open(fileobj=stream, mode="w|") as tar:
-        for path in sorted(paths):
+        for path in sorted(paths - {"/"}):
             if os.path.lexists(path) and path not in ("/etc/passwd", "/etc/group", "/etc/shadow", "/etc/gshadow", CA):
                 tar.add(path, arcname=path.lstrip("/"), recursive=False, filter=_plain)
         for path, mode, uid in (
             ("work", 0o755, 0),
             ("root", 0o700, 0),
+            ("home", 0o755, 0),
             ("home/agent", 0o755, 1000),
             ("tmp", 0o1777, 0),
         ):

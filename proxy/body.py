@@ -66,7 +66,11 @@ def _leaf(raw: bytes | msgspec.Raw) -> Any:
         if b"\\ud" not in text and b"\\uD" not in text:
             raise
     # Half surrogate pairs, as JavaScript writes text that was cut inside an emoji.
-    return _whole(json.loads(text))
+    return _whole(json.loads(text, parse_constant=_no_json))
+
+
+def _no_json(word: str) -> None:
+    raise ValueError(f"{word} is no JSON")
 
 
 def _whole(value: Any) -> Any:

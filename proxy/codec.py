@@ -87,6 +87,8 @@ class Codec:
         self.structural_ids = frozenset(words.values()) | self.stop_ids
         self.markers = frozenset(words) | {"<think>", "</think>", "<tool_call>", "</tool_call>"}
         self.marker = re.compile("|".join(re.escape(w) for w in sorted(self.markers, key=len, reverse=True)))
+        self.marker_heads = frozenset(m[:n] for m in self.markers for n in range(1, len(m)))
+        self.longest_head = max(map(len, self.marker_heads), default=0)
         self.streamable = self._render.config.name in _STREAMABLE
         self._think_end = added.get("</think>")
         self.bridge: TemplateBridge | None = None

@@ -70,10 +70,13 @@ def _same_call(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
         return isinstance(raw, str) and history.normal_arguments(raw) == mine
     # pi puts `{}` for arguments that it couldn't parse, which only such can become. Emptied valid ones are an edit: some
     # harnesses clear old arguments on purpose, to save context, and the policy must not see them then.
-    return not sent and theirs["arguments"].strip() == "{}" and _object(ours["arguments"]) is None
+    return not sent and theirs["arguments"].strip() == "{}" and own is None and not history.dense(ours["arguments"])
 
 
 def _object(text: str) -> dict[str, Any] | None:
+    """Arguments as an object; None if they aren't one, or dense."""
+    if history.dense(text):
+        return None
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

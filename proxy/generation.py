@@ -57,11 +57,14 @@ class Generation(Broadcast):
         self.waited = 0.0
         self._service, self._dialect = service, dialect
         self._registered = False
+        self._planning = False  # while the store is asked to register it, or has
         self._storing = False
 
     def cancel(self, reason: str) -> None:
         if not self.done and not self.cancelled:
             super().cancel(reason)
+            if self._planning:  # a plan may take long, and nothing will come of it: neither turn nor drain waits for it
+                self._service.store.give_back(self.grant, self.id)
             self._service.metrics.aborted(reason)
             log.info("generation aborted", extra={**self._ids(), "why": reason})
 
@@ -105,12 +108,12 @@ class Generation(Broadcast):
                 await store.abandon(self.grant, own)
 
     async def _go(self) -> bool:
-        """Plan, begin, sample. False: another proxy has stored something that the plan should have known."""
+        """Plan, begin, sample. False: something was stored that the plan should have known, or a pause has begun."""
         store, request, attempt, served = self._service.store, self.request, self.attempt, self.served
         if least := served.hopeless(request.messages):
             await store.check_open(self.grant)
             raise overflow(least, served.row.context_length)
-        digests = attempt.read(request.messages)
+        digests, known = attempt.read(request.messages), attempt.seen.count
         tools = linking.tools_hash(request)
         found = linking.match(attempt, request, digests, self.request_hash, tools, served.key)
         latest = found.latest
@@ -118,33 +121,47 @@ class Generation(Broadcast):
             await store.check_open(self.grant)
             self._replay(latest)
             return True
-        planned = None
-        if not self._service.pauses.free(served.key):
+        planned, pauses = None, self._service.pauses
+        if not pauses.free(served.key) or self._scarce():
             await store.check_open(self.grant)
             planned = await self._plan(digests, found, tools)  # what can't be asked is refused at once
             held = time.monotonic()
-            await self._service.pauses.wait(served.key, self._cancel)
+            await pauses.wait(served.key, self._cancel)
             self.waited += time.monotonic() - held
             if self.cancelled:
                 raise self._broken(Sample())
-        self._flight = self._service.pauses.begin(served.key)
+            if attempt.seen.count > known:
+                return False
+        self._flight = pauses.begin(served.key)
         try:
             return await self._begun(digests, found, tools, planned)
         finally:
             self._flight.land()
 
+    def _scarce(self) -> bool:
+        """Whether a turn that is only taken for a moment, by a call that can't be asked, may be another call's last."""
+        return 0 < self.grant.max_turns <= self.attempt.seen.count + len(self.attempt.generations)
+
     async def _begun(self, digests: array, found: Match, tools: str, planned: Plan | None) -> bool:
         # The store is asked while the prompt is planned; if it has news, the plan is made again.
+        self._planning = True
         beginning = asyncio.create_task(self._service.store.begin(self.grant, self.id, self.attempt))
-        for _ in range(2):  # the task runs, then its command goes out
-            await asyncio.sleep(0)
+        refused: CallError | None = None
         try:
+            for _ in range(2):  # the task runs, then its command goes out
+                await asyncio.sleep(0)
             plan = planned or await self._plan(digests, found, tools)
+        except CallError as e:
+            refused = e
         finally:
             index, news = await beginning  # that the session has ended goes before what is wrong with the prompt
-            self._registered = index >= 0
-        if news:
+            self._registered, self._planning = index >= 0, False
+        if self.cancelled:
+            raise self._broken(Sample())
+        if news or not self._service.pauses.free(self.served.key):
             return False
+        if refused is not None:
+            raise refused
         log.debug(
             "generation begun", extra={**self._ids(), "index": index, "link": plan.link, "prompt": len(plan.prompt)}
         )

@@ -75,10 +75,14 @@ def _normal(m: Message, rank: int) -> list[Any]:
     return ["assistant", content.strip(), *calls]
 
 
+def dense(text: str) -> bool:
+    """Whether arguments have so many values that they are taken to the letter."""
+    return text.count(",") > _VALUES and pieces.values(text.encode("utf-8", "replace")) > _VALUES
+
+
 def normal_arguments(text: str) -> Any:
-    """Arguments without their formatting: key order, white space, escapes, `1.0` or `1`. Those of very many values are taken
-    to the letter."""
-    if text.count(",") > _VALUES and pieces.values(text.encode("utf-8", "replace")) > _VALUES:
+    """Arguments without their formatting: key order, white space, escapes, `1.0` or `1`; dense ones to the letter."""
+    if dense(text):
         return text.strip()
     try:
         return _normal_json(json.loads(text))

@@ -3,7 +3,7 @@
 A pause is asked for by a trainer and held by a lease: it ends by itself if the trainer doesn't renew it. What is in flight
 either drains first (`wait`; a pause whose drain fails never was one) or goes on (`hold`; the engine keeps, retracts or
 aborts it, and what it aborted is taken up again after the pause). Calls that come meanwhile wait with heartbeats, cost no
-turn, and are dropped when their client or session goes.
+turn (but for those whose prompt was being planned when the pause began), and are dropped when their client or session goes.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class Store:
             status, index, news = await self._capture.begin(grant, completion_id, attempt.seen)
         except BaseException as e:
             # The answer may be lost after the turn was counted: take it back when Redis is there again.
-            self._later(self._end(grant, completion_id, None, 600.0))
+            self.give_back(grant, completion_id)
             if isinstance(e, ERRORS):
                 raise _away() from e
             raise
@@ -109,9 +109,12 @@ class Store:
             raise unavailable("the answer could not be stored", "store_unavailable", 5)
 
     async def abandon(self, grant: Grant, completion_id: str) -> None:
-        """Nothing was sampled: no turn is charged. Doesn't wait longer than a moment; a stored one is left as it is."""
-        task = self._later(self._end(grant, completion_id, None, 600.0))
-        await asyncio.wait({task}, timeout=MOMENT)
+        """As give_back(), but waits for it a moment."""
+        await asyncio.wait({self.give_back(grant, completion_id)}, timeout=MOMENT)
+
+    def give_back(self, grant: Grant, completion_id: str) -> asyncio.Task:
+        """Nothing was sampled: no turn is charged. Idempotent; a stored one is left as it is."""
+        return self._later(self._end(grant, completion_id, None, 600.0))
 
     async def note(self, grant: Grant, error: CallError) -> None:
         """Remember a call that was not answered, if it says something about how the session will end."""

@@ -43,9 +43,8 @@ class StreamParser:
         self._growing = True  # ordinary tokens extend the channel's text
         self._live = codec.streamable
         self._parses = 0
-        heads = {m[:n] for m in codec.markers for n in range(1, len(m))}
-        self._heads = heads | {s[:n] for s in stops for n in range(1, len(s) + 1)}
-        self._longest = max(map(len, self._heads), default=0)
+        self._heads = codec.marker_heads | {s[:n] for s in stops for n in range(1, len(s) + 1)}
+        self._longest = max(codec.longest_head, *map(len, stops), 0)
 
     def feed(self, ids: list[int]) -> list[Event]:
         """Events that the new tokens make certain."""

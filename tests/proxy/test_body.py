@@ -55,7 +55,15 @@ def test_a_call_of_the_decoder_takes_in_no_more_than_a_piece_or_a_text():
 
 
 @pytest.mark.parametrize(
-    "wrong", ['{"a": [1, 2', '{"a": "long enough" "b"}', "[" * 100, '{"a": "\\x long enough"}', "x" * 40]
+    "wrong",
+    [
+        '{"a": [1, 2',
+        '{"a": "\\ud83d", "b": NaN}',
+        '{"a": "long enough" "b"}',
+        "[" * 100,
+        '{"a": "\\x long enough"}',
+        "x" * 40,
+    ],
 )
 def test_what_is_no_json_is_refused(small, wrong):
     with pytest.raises(CallError) as e:

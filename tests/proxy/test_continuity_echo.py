@@ -183,3 +183,18 @@ def test_different_messages_have_different_digests(a, b):
     assert history.step(1, user(a)) != history.step(1, system(a)) and history.step(1, user(a)) != history.step(
         2, user(a)
     )
+
+
+def test_dense_arguments_are_taken_to_the_letter(monkeypatch):
+    """Decoding them would hold up all streams; and what was emptied is not what couldn't be parsed."""
+    many = json.dumps({"n": list(range(3 * history._VALUES))})
+    function = {"name": "run", "arguments": many}
+    said = {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "type": "function", "function": function}]}
+    read: list[str] = []
+    loads = json.loads
+    monkeypatch.setattr(json, "loads", lambda text: read.append(text) or loads(text))
+    assert echo.of(said, with_call(said, arguments=f" {many}\n"))
+    for other in ("{}", many.replace(", ", ","), many[:-1] + ', "more": false}'):
+        assert not echo.of(said, with_call(said, arguments=other)), other[:9]
+    assert echo.of(said, with_call(said, arguments=json.dumps({"__unparsedToolInput": {"raw": many}})))
+    assert not [text for text in read if text.startswith('{"n"')]
