@@ -20,13 +20,12 @@ from typing import Literal
 
 from msgspec import Struct
 
-from polar.codec import from_json, to_json
 from polar.config import Settings
 from polar.errors import InfraError, PolarError, UnsupportedSpec
 from polar.ids import is_id, new_id
 from polar.sandbox import ProxyEndpoint, SandboxRef
 from polar.task import RuntimeSpec
-from runtimes import apptainer_cli, apptainer_layer, apptainer_source, cgroups, forward, seccomp
+from runtimes import apptainer_cli, apptainer_layer, apptainer_source, cgroups, forward, records, seccomp
 from runtimes.apptainer_cli import Cli, left
 from runtimes.apptainer_images import Image, Images
 from runtimes.apptainer_sandbox import ApptainerSandbox, Record
@@ -141,7 +140,7 @@ class ApptainerRuntime:
                     raise FileNotFoundError(2, "the image was removed from the cache meanwhile", image.rootfs)
                 record = self._record(spec, options, image, labels, proxy)
                 # The record comes first: whatever exists of a sandbox can be found by its labels.
-                self._save(record)
+                records.save(self.record_path(record.ref.handle), record)
             sandbox = ApptainerSandbox(self, record)
             with self._slot(deadline):
                 sandbox.make(deadline)
@@ -227,13 +226,10 @@ class ApptainerRuntime:
     # -- finding them again
 
     def _all(self) -> list[Record]:
-        if not self.records.is_dir():
-            return []
-        found = (self._load(path.stem) for path in sorted(self.records.glob("*.json")))
-        return [r for r in found if r is not None]
+        return records.every(self.records, Record)
 
     def attach(self, ref: SandboxRef) -> ApptainerSandbox:
-        return ApptainerSandbox(self, self._load(ref.handle) or Record(ref=ref))
+        return ApptainerSandbox(self, records.load(self.record_path(ref.handle), Record) or Record(ref=ref))
 
     def record_path(self, handle: str) -> Path:
         if not is_id(handle):
@@ -246,20 +242,6 @@ class ApptainerRuntime:
         with open(os.open(self.records / f"{handle}.lock", os.O_RDWR | os.O_CREAT, 0o600), "w") as f:
             fcntl.flock(f, fcntl.LOCK_EX)
             yield
-
-    def _save(self, record: Record) -> None:
-        path = self.record_path(record.ref.handle)
-        temp = path.with_name(f".{path.stem}.new")
-        with open(os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
-            f.write(to_json(record))
-        os.replace(temp, path)
-
-    def _load(self, handle: str) -> Record | None:
-        path = self.record_path(handle)
-        try:
-            return from_json(path.read_bytes(), Record, str(path))
-        except FileNotFoundError:
-            return None
 
     def list(self, labels: dict[str, str]) -> list[SandboxRef]:
         return [r.ref for r in self._all() if labels.items() <= r.ref.labels.items()]

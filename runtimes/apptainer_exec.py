@@ -11,16 +11,13 @@ from polar.errors import InfraError
 from polar.sandbox import ExecResult
 from runtimes import enter, forward, procs
 from runtimes.apptainer_cli import Cli
+from runtimes.bounds import Ended
 from runtimes.bwrap import receive_listener
 from runtimes.output import Output
 from runtimes.supervise import supervise
 from runtimes.watch import Watch
 
 LISTEN_TIMEOUT = 30.0
-
-
-class NotEntered(InfraError):
-    """The command never ran."""
 
 
 def run(
@@ -37,7 +34,7 @@ def run(
     wrap: Callable[[list[str]], list[str]],
 ) -> ExecResult:
     """`env` is the command's; `host_env` that of the program before it joins. `wrap` puts the whole into its control
-    group. Raises NotEntered, InfraError."""
+    group. Raises Ended, InfraError."""
     with contextlib.ExitStack() as stack:
         env_fd = enter.in_memory("polar-env", _pairs(env))
         stack.callback(os.close, env_fd)
@@ -62,7 +59,8 @@ def run(
         )
         failure = _told(status)
         if result.exit_code is not None and failure:
-            raise NotEntered(f"the sandbox can't be entered: {failure}", code="exec_failed")
+            lives = (p := procs.read(target.pid)) and p.start == target.start
+            raise (InfraError if lives else Ended)(f"the sandbox can't be entered: {failure}", code="exec_failed")
         return result
 
 

@@ -169,11 +169,13 @@ class Memory:
         return procs.environ_has(pid, f"{_MARK}={self._handle}".encode())
 
     def _holder(self) -> int:
+        """Its start counts: an agent's process may get the number of one that ended, and give itself this mark."""
         try:
-            pid = int(self._pid.read_text())
+            pid, start = map(int, self._pid.read_text().split())
         except (OSError, ValueError):
-            pid = 0
-        if not self._is_holder(pid):
+            pid = start = 0
+        found = procs.read(pid)
+        if found is None or found.start != start or not self._is_holder(pid):
             raise InfraError("the sandbox's files are gone: nothing holds them in memory", code="exec_failed")
         return pid
 
@@ -185,7 +187,10 @@ class Memory:
         if cli.owner is not None:
             argv = ["unshare", "--mount", "--propagation=slave", "/bin/sh", "-c", _FORGET, str(self._disks), *argv]
         with open(self._pid, "x") as f:  # the folder is the owner's: nothing there is followed
-            f.write(_run(argv, env={"PATH": PATH, _MARK: self._handle}))
+            held = procs.read(int(_run(argv, env={"PATH": PATH, _MARK: self._handle})))
+            if held is None:
+                raise InfraError("the sandbox's memory file system is gone at once", code="exec_failed")
+            f.write(f"{held.pid} {held.start}")
 
     def open(self) -> None:
         self._holder()

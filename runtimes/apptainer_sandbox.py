@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import secrets
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Unpack
 
 from msgspec import Struct, field
 
@@ -33,7 +33,7 @@ from runtimes import (
     tree,
 )
 from runtimes.apptainer_cli import left, message
-from runtimes.disk import DiskWatch
+from runtimes.bounds import Bounds, Kept, bounded, shell, while_ended
 from runtimes.inroot import Root
 from runtimes.output import Output
 from runtimes.paths import inside
@@ -87,8 +87,8 @@ class ApptainerSandbox:
         self._layer = apptainer_layer.layer(
             record.layer, record.ref.handle, self._folder, place.disks, record.disk or 0
         )
-        groups = cgroups.find()
-        self._groups = groups if isinstance(groups, cgroups.Cgroups) else None
+        limits = cgroups.Limits(cpus=record.cpus, memory=record.memory, pids=record.pids)
+        self._group = cgroups.Group(cgroups.find(), record.ref.handle, limits)
 
     def make(self, deadline: float) -> None:
         """Raises InfraError, OSError."""
@@ -97,25 +97,13 @@ class ApptainerSandbox:
             path.mkdir()
             cli.give(path)
             path.chmod(0o700)
-        self._make_group()
+        self._group.make()
         with self._place.locked(self.ref.handle):
             self._layer.make(cli)
             first = self._start(cli, left(deadline))
         for inner in (self.ref.workdir, self.ref.state["home"]):
             with self._root(first).locate(inner + "/x", parents=True):
                 pass
-
-    def _regroup(self) -> None:
-        """Its control group, if that was swept away meanwhile."""
-        try:
-            self._make_group()
-        except OSError as e:
-            raise InfraError(f"no control group for sandbox '{self.ref.handle}': {e}", code="exec_failed") from e
-
-    def _make_group(self) -> None:
-        if self._groups:
-            r = self._record
-            self._groups.make(self.ref.handle, cgroups.Limits(cpus=r.cpus, memory=r.memory, pids=r.pids))
 
     # -- the instance
 
@@ -141,12 +129,12 @@ class ApptainerSandbox:
             return self._first() or self._start(cli, START_TIMEOUT)
 
     def _start(self, cli: apptainer_cli.Cli, timeout: float) -> procs.Proc:
-        self._regroup()
+        self._group.again()
         self._layer.open()
         pid_file = self._folder / "pid"
         pid_file.unlink(missing_ok=True)
         argv = ["-s", "instance", "start", *self._arguments(), "--pid-file", str(pid_file)]
-        prefix = self._groups.entering(self.ref.handle, []) if self._groups else []
+        prefix = self._group.entering([])
         with apptainer_layer.room(self._layer, cli):
             done = cli.run(
                 [*argv, self._record.rootfs, self.ref.handle],
@@ -165,6 +153,9 @@ class ApptainerSandbox:
         clean = str(self._place.clean)
         out = ["--containall", "--no-home", "--no-mount", "hostfs,tmp,home,cwd", "--overlay", str(self._layer.path)]
         out += ["--fakeroot"] if r.root else ["--userns"]
+        if cgroups.ROOT.is_dir():
+            # A worker's own delegated groups are writable for its user, who the agent is: out of its sight.
+            out += ["-B", f"{clean}/env:{cgroups.ROOT}:ro"]
         if r.network != "internet":
             out += ["--net", "--network", "none"]
         if r.gpus:
@@ -187,30 +178,17 @@ class ApptainerSandbox:
         cwd: str | None = None,
         stdin: bytes | None = None,
         timeout: float,
-        log: Path | None = None,
-        output_limit: int = 64 * 1024,
-        log_limit: int = 16 * 1024 * 1024,
-        cancelled: Callable[[], bool] | None = None,
+        **kept: Unpack[Kept],
     ) -> ExecResult:
-        command = ["/bin/sh", "-c", argv] if isinstance(argv, str) else argv
-        disk = DiskWatch(self._layer.path, None if self._layer.bounded else self._record.disk, cancelled)
-        watch = Watch(timeout, disk if disk.needed else None)
-        output = Output(output_limit, log, log_limit)
-        mark = secrets.token_hex(12)
-        try:
-            for attempt in range(3):
-                try:
-                    first = self._running()
-                    with self._reachable(first):
-                        result = self._command(first, command, env or {}, cwd, stdin, watch, output, mark)
-                    break
-                except apptainer_exec.NotEntered:
-                    # The instance ended the moment before.
-                    if attempt == 2 or procs.read(first.pid) == first:
-                        raise
-        finally:
-            output.close()
-        return disk.told(result)
+        with bounded(timeout, self._layer.path, None if self._layer.bounded else self._record.disk, **kept) as bounds:
+            mark = secrets.token_hex(12)
+
+            def once() -> ExecResult:
+                first = self._running()
+                with self._reachable(first):
+                    return self._command(first, shell(argv), env or {}, cwd, stdin, bounds, mark)
+
+            return bounds.disk.told(while_ended(once))
 
     def _command(
         self,
@@ -219,13 +197,12 @@ class ApptainerSandbox:
         env: dict[str, str],
         cwd: str | None,
         stdin: bytes | None,
-        watch: Watch,
-        output: Output,
+        bounds: Bounds,
         mark: str,
     ) -> ExecResult:
         cli = apptainer_cli.need()
         space = PidSpace(first.pid)
-        self._regroup()
+        self._group.again()
         target = enter.Inside(
             pid=first.pid,
             start=first.start,
@@ -242,9 +219,6 @@ class ApptainerSandbox:
             if not procs.kill_all(ours, timeout=5):
                 self.stop()
 
-        def grouped(argv: list[str]) -> list[str]:
-            return self._groups.entering(self.ref.handle, argv) if self._groups else argv
-
         return apptainer_exec.run(
             cli,
             target,
@@ -252,10 +226,10 @@ class ApptainerSandbox:
             env={"PATH": DEFAULT_PATH, **self._record.env, **env, EXEC_MARK: mark},
             host_env=cli.environment(self._folder / "config"),
             stdin=stdin,
-            watch=watch,
-            output=output,
+            watch=bounds.watch,
+            output=bounds.output,
             kill=kill,
-            wrap=grouped,
+            wrap=self._group.entering,
         )
 
     def _limits(self) -> dict[str, int]:
@@ -299,7 +273,7 @@ class ApptainerSandbox:
             return host_files.download(root, inside(self.ref, source), target, limit)
 
     def baseline(self, under: str) -> bytes:
-        return encode(apptainer_changes.added(self._written(), inside(self.ref, under)))
+        return encode(apptainer_changes.added(self._written(), Path(self._record.rootfs), inside(self.ref, under)))
 
     def changes(self, target: Path, *, under: str, baseline: bytes, limit: int) -> bool:
         folder, before = inside(self.ref, under), set(decode(baseline))
@@ -323,7 +297,7 @@ class ApptainerSandbox:
         """The instance's processes on both sides of its walls, also of one that is just being started. What the agent
         runs can't pretend to belong here, and can't leave its process namespace."""
         handle = self.ref.handle.encode()
-        known = self._groups.members(self.ref.handle) if self._groups else set()
+        known = self._group.members()
         seeds = {p for p in all if p in known or self._is_ours(p) or _starts(p, handle)}
         spaces = {procs.namespace(p, "pid") for p in seeds} - {"", procs.namespace("self", "pid")}
         return seeds | {p for p in all if procs.namespace(p, "pid") in spaces}
@@ -331,6 +305,7 @@ class ApptainerSandbox:
     def stop(self) -> None:
         if not self._folder.exists():
             return
+        self._group.kill()
         if not procs.kill_all(self._everything, timeout=15):
             raise InfraError(f"processes of sandbox '{self.ref.handle}' can't be killed", code="exec_failed")
 
@@ -341,8 +316,7 @@ class ApptainerSandbox:
         with self._place.locked(self.ref.handle):
             self.stop()
             try:
-                if self._groups:
-                    self._groups.remove(self.ref.handle)
+                self._group.remove()
                 self._layer.remove()
                 if self._folder.exists():
                     self._remove()

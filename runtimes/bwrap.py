@@ -6,9 +6,11 @@ import importlib.util
 import os
 import shutil
 import socket
+import stat
 import subprocess
 import sys
-from functools import cache
+import time
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +26,9 @@ SECRET = (
     "/etc/ssl/private", "/etc/docker", "/etc/kubernetes", "/etc/rancher", "/etc/krb5.keytab", "/etc/machine-id",
     "/etc/apt/auth.conf", "/etc/apt/auth.conf.d",
 )  # fmt: skip
+# Where else a machine's owner puts what is for some users only.
+_CONFIGURED = ("/etc", "/opt", "/usr/local")
+_FRESH = 60.0  # seconds
 # Files there are writable by their owner, who may be this very user: a worker that is root.
 PROC_READ_ONLY = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
 PROC_HIDDEN = (
@@ -70,7 +75,7 @@ def _candidates() -> list[str]:
     return [p for p in [*out, on_path] if p and os.access(p, os.X_OK)]
 
 
-def system_binds() -> list[str]:
+def system_binds(data_dir: str = "") -> list[str]:
     """Read-only binds of the machine's software and of the Python that runs this process, secrets masked."""
     out: list[str] = []
     for path in SYSTEM:
@@ -79,12 +84,47 @@ def system_binds() -> list[str]:
         elif os.path.isdir(path):
             out += ["--ro-bind", path, path]
     out += [arg for path in python() for arg in ("--ro-bind", path, path)]
-    for path in SECRET:
+    for path in secrets(data_dir):
         if os.path.isdir(path):
             out += ["--tmpfs", path]
         elif os.path.exists(path):
             out += ["--ro-bind", "/dev/null", path]
     return out
+
+
+def secrets(data_dir: str = "") -> tuple[str, ...]:
+    """What of the machine's software no sandbox may read: `SECRET`, and what is closed to ordinary users. A sandbox has its
+    worker's user and groups, so it could read all that these may. `data_dir` isn't looked into: it is hidden as a whole."""
+    age = int(time.monotonic() / _FRESH)
+    tops = [p for p in _CONFIGURED if os.path.isdir(p) and not os.path.islink(p)]
+    return (*SECRET, *(p for top in tops for p in _closed(top, data_dir, age if top == "/etc" else 0)))
+
+
+@lru_cache(maxsize=8)
+def _closed(top: str, data_dir: str, age: int) -> tuple[str, ...]:
+    """Folders below `top` that not everybody may enter, and files with something in them that not everybody may read.
+    The Python that runs this stays, whatever its mode. Other file systems are looked into in /etc alone: they may be large."""
+    out: list[str] = []
+    hidden = (*SECRET, data_dir) if data_dir else SECRET
+    todo, device, keep = [top], os.stat(top).st_dev, (os.path.realpath(sys.base_prefix), sys.prefix)
+    while todo:
+        try:
+            entries = list(os.scandir(todo.pop()))
+        except OSError:
+            continue
+        for e in entries:
+            try:
+                info = e.stat(follow_symlinks=False)
+            except OSError:
+                continue
+            if under(e.path, hidden) or (info.st_dev != device and top != "/etc"):
+                continue
+            if stat.S_ISDIR(info.st_mode):
+                entered = info.st_mode & 0o001 or any(under(k, (e.path,)) for k in keep)
+                (todo if entered else out).append(e.path)
+            elif stat.S_ISREG(info.st_mode) and info.st_size and not info.st_mode & 0o004:
+                out.append(e.path)
+    return tuple(out)
 
 
 def proc() -> list[str]:

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import time
 from functools import cache
 from pathlib import Path
 
 from msgspec import Struct
 
+from polar.errors import InfraError
+
 NEEDED = ("cpu", "memory", "pids")
 ROOT = Path("/sys/fs/cgroup")
-VARIABLE = "POLAR_CGROUP"  # "delegated" says so where systemd is too old (before 251) to mark a delegated group
+VARIABLE = "POLAR_CGROUP"  # "delegated" says so where no systemd can be asked
 HOST_GROUP = "polar-host"  # where this deployment's own processes move to: a group with subgroups may hold none
 PREFIX = "polar-box-"
 _PERIOD = 100_000
@@ -80,19 +83,33 @@ class Cgroups:
     def members(self, name: str) -> set[int]:
         out = set()
         for folder in self._folders(name):
-            with contextlib.suppress(OSError):
-                out |= {int(p) for p in (folder / "cgroup.procs").read_text().split()}
+            for at, _, _ in os.walk(folder):
+                with contextlib.suppress(OSError):
+                    out |= {int(p) for p in Path(at, "cgroup.procs").read_text().split()}
         return out
 
+    def kill(self, name: str) -> None:
+        """Everything in it at once, where the kernel can (version 2 since 5.14): no fork is faster than that."""
+        for folder in self._folders(name):
+            with contextlib.suppress(OSError):
+                fd = os.open(folder / "cgroup.kill", os.O_WRONLY)  # never made where it isn't the kernel's
+                try:
+                    os.write(fd, b"1")
+                finally:
+                    os.close(fd)
+
     def remove(self, name: str, timeout: float = 5.0) -> None:
-        """Its processes must have been killed. Raises OSError if it stays."""
+        """Its processes must have been killed; what came meanwhile is, where `kill` works, and what a plain process made
+        below goes with it. Raises OSError if it stays."""
         deadline = time.monotonic() + timeout
         for folder in self._folders(name):
-            while True:
+            while folder.is_dir():
+                self.kill(name)
                 try:
-                    folder.rmdir()
+                    for below, _, _ in os.walk(folder, topdown=False):
+                        os.rmdir(below)
                 except FileNotFoundError:
-                    break
+                    pass
                 except OSError:
                     if time.monotonic() > deadline:
                         raise
@@ -115,6 +132,41 @@ class Cgroups:
             if base.is_dir()
             for p in base.glob(PREFIX + "*")
         }
+
+
+class Group:
+    """The group of one sandbox; where there can be none (`groups` says why), nothing happens."""
+
+    def __init__(self, groups: Cgroups | str, name: str, limits: Limits):
+        self._groups = groups if isinstance(groups, Cgroups) else None
+        self._name, self._limits = name, limits
+
+    def make(self) -> None:
+        """Raises OSError."""
+        if self._groups:
+            self._groups.make(self._name, self._limits)
+
+    def again(self) -> None:
+        """If it was swept away meanwhile. Raises InfraError."""
+        try:
+            self.make()
+        except OSError as e:
+            raise InfraError(f"no control group for sandbox '{self._name}': {e}", code="exec_failed") from e
+
+    def entering(self, argv: list[str]) -> list[str]:
+        return self._groups.entering(self._name, argv) if self._groups else argv
+
+    def members(self) -> set[int]:
+        return self._groups.members(self._name) if self._groups else set()
+
+    def kill(self) -> None:
+        if self._groups:
+            self._groups.kill(self._name)
+
+    def remove(self) -> None:
+        """Raises OSError."""
+        if self._groups:
+            self._groups.remove(self._name)
 
 
 _ENTER = (
@@ -162,21 +214,23 @@ def _version2(root: Path, own: str) -> Cgroups | str:
     base = root / own
     if base.name == HOST_GROUP:
         base = base.parent
-    if os.geteuid() == 0 and not _delegated(base):
+    writable = os.access(base / "cgroup.subtree_control", os.W_OK)
+    # A group that is merely writable (a terminal's) holds others' processes, which aren't ours to move.
+    if os.geteuid() == 0 and not _delegated(root, base):
+        if missing := _missing(root):
+            return f"this machine's kernel has no control group controllers {missing}"
         base = root / "polar"
         try:
             base.mkdir(exist_ok=True)
+            if (root / "cgroup.type").exists():
+                _empty(root)  # the top of a container: unlike the machine's, it may not hold processes besides groups
             _enable(root)
         except OSError as e:
             return f"control groups can't be made below {root}: {e.strerror}"
-    elif not (_delegated(base) or os.environ.get(VARIABLE) == "delegated") or not os.access(
-        base / "cgroup.subtree_control", os.W_OK
-    ):
-        # A group that is merely writable (a terminal's) holds others' processes, which aren't ours to move.
+    elif not writable or not (os.environ.get(VARIABLE) == "delegated" or _delegated(root, base)):
         return "no control groups are delegated to this user (systemd: Delegate=yes, or systemd-run --user --scope -p Delegate=yes)"
-    missing = set(NEEDED) - set((base / "cgroup.controllers").read_text().split())
-    if missing:
-        return f"control group controllers not delegated to this user: {', '.join(sorted(missing))}"
+    if missing := _missing(base):
+        return f"control group controllers not delegated to this user: {missing}"
     try:
         _empty(base)
         _enable(base)
@@ -185,12 +239,29 @@ def _version2(root: Path, own: str) -> Cgroups | str:
     return Cgroups(2, dict.fromkeys(NEEDED, base))
 
 
-def _delegated(base: Path) -> bool:
+def _missing(base: Path) -> str:
+    return ", ".join(sorted(set(NEEDED) - set((base / "cgroup.controllers").read_text().split())))
+
+
+def _delegated(root: Path, base: Path) -> bool:
     for name in ("trusted.delegate", "user.delegate"):
         with contextlib.suppress(OSError):
             if os.getxattr(base, name) == b"1":
                 return True
-    return False
+    return base.suffix in (".scope", ".service") and _systemd_says(root, base)
+
+
+def _systemd_says(root: Path, base: Path) -> bool:
+    """Whether the unit whose group this is was delegated. A user's systemd marks no group (252), and what the machine's
+    marked before 251 only root can read."""
+    users = any(part.startswith("user@") for part in base.parts[:-1])
+    argv = ["systemctl", *(["--user"] if users else []), "show", "--property=Delegate,ControlGroup", "--", base.name]
+    env = {"XDG_RUNTIME_DIR": f"/run/user/{os.getuid()}", **os.environ}
+    try:
+        done = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return {"Delegate=yes", f"ControlGroup=/{base.relative_to(root)}"} <= set(done.stdout.splitlines())
 
 
 def _empty(base: Path) -> None:

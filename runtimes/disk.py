@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable
@@ -21,19 +22,24 @@ def usage(folder: Path, stop_at: int | None = None) -> int:
     while todo:
         try:
             with os.scandir(todo.pop()) as entries:
-                for e in entries:
+                for entry in entries:
                     try:
-                        info = e.stat(follow_symlinks=False)
-                        if e.is_dir(follow_symlinks=False):
-                            todo.append(e.path)
-                    except OSError:
+                        info = entry.stat(follow_symlinks=False)
+                        if entry.is_dir(follow_symlinks=False):
+                            todo.append(entry.path)
+                    except OSError as e:
+                        if e.errno == errno.ENAMETOOLONG:
+                            raise
                         continue
-                    if info.st_nlink > 1 and not e.is_dir(follow_symlinks=False):
+                    if info.st_nlink > 1 and not entry.is_dir(follow_symlinks=False):
                         if info.st_ino in seen:
                             continue
                         seen.add(info.st_ino)
                     total += info.st_blocks * 512
-        except OSError:
+        except OSError as e:
+            # Below the longest path nothing can be counted, and only who hides it puts it there.
+            if e.errno == errno.ENAMETOOLONG and stop_at is not None:
+                return stop_at + 1
             continue
         if stop_at is not None and total > stop_at:
             break

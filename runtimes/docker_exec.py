@@ -11,6 +11,7 @@ from typing import Any
 from docker.errors import APIError, NotFound
 
 from polar.errors import InfraError
+from runtimes.bounds import Ended
 from runtimes.docker_engine import Engine, translated
 from runtimes.output import Output
 from runtimes.watch import Watch
@@ -21,10 +22,6 @@ _KEPT = 4096  # bytes of what the engine says
 QUIET = 5.0  # seconds without output after which the engine is asked whether the command still runs
 # Failures that are the command's own, though the engine reports them.
 _OWN = (("executable file not found", 127), ("no such file or directory", 127), ("permission denied", 126))
-
-
-class NotRunning(InfraError):
-    """The container ended before the command began: its agent may have killed everything the moment before."""
 
 
 class Frames:
@@ -72,7 +69,8 @@ def run(
     watch: Watch,
     output: Output,
 ) -> int | None:
-    """Its exit code, or None when `watch` expired: then it still runs. Raises InfraError, or NotFound without container."""
+    """Its exit code, or None when `watch` expired: then it still runs. Raises Ended, InfraError, or NotFound
+    without container."""
     frames = Frames(output)
     with engine.call() as api:
         command = _merged(argv, stdin if engine.is_tls() else None)
@@ -83,7 +81,7 @@ def run(
         except APIError as e:
             if e.status_code != 409:
                 raise
-            raise NotRunning(f"Docker engine: {e.explanation}", code="exec_failed") from e
+            raise Ended(f"Docker engine: {e.explanation}", code="exec_failed") from e
         # The SDK's own way to this connection loses what came in one packet with the headers.
         response = api._post_json(
             api._url("/exec/{0}/start", made["Id"]),

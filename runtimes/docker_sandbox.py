@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Unpack, cast
 
 from docker.errors import APIError
 from docker.errors import NotFound as EngineNotFound
@@ -22,9 +22,10 @@ from polar.errors import InfraError, NotFound
 from polar.sandbox import ExecResult, ProxyEndpoint, SandboxRef
 from polar.task import Prepare
 from runtimes import docker_bridge, docker_changes, docker_exec, docker_prepared, netns, procs, tree
-from runtimes.disk import DiskWatch
+from runtimes.bounds import Bounds, Ended, Kept, bounded, outcome, shell, while_ended
 from runtimes.docker_engine import Engine, ignore
 from runtimes.docker_reader import Reader
+from runtimes.links import resolved
 from runtimes.output import Output
 from runtimes.paths import inside
 from runtimes.pidspace import EXEC_MARK, PidSpace
@@ -62,34 +63,12 @@ class DockerSandbox:
         cwd: str | None = None,
         stdin: bytes | None = None,
         timeout: float,
-        log: Path | None = None,
-        output_limit: int = 64 * 1024,
-        log_limit: int = 16 * 1024 * 1024,
-        cancelled: Callable[[], bool] | None = None,
+        **kept: Unpack[Kept],
     ) -> ExecResult:
-        disk = DiskWatch(Path(self.ref.state.get("upper", "")), int(self.ref.state.get("disk", "0")) or None, cancelled)
-        watch = Watch(timeout, disk if disk.needed else None)
-        output = Output(output_limit, log, log_limit)
-        command = ["sh", "-c", argv] if isinstance(argv, str) else argv
-        try:
-            for attempt in range(3):
-                try:
-                    code = self._command(command, env or {}, cwd, stdin, watch, output)
-                    break
-                except docker_exec.NotRunning:
-                    if attempt == 2:
-                        raise
-        finally:
-            output.close()
-        result = ExecResult(
-            exit_code=code,
-            timed_out=watch.timed_out,
-            cancelled=watch.was_cancelled,
-            output=output.tail,
-            output_bytes=output.total,
-            seconds=watch.seconds,
-        )
-        return disk.told(result)
+        state = self.ref.state
+        with bounded(timeout, Path(state.get("upper", "")), int(state.get("disk", "0")) or None, **kept) as bounds:
+            code = while_ended(lambda: self._command(shell(argv, "sh"), env or {}, cwd, stdin, bounds))
+            return bounds.disk.told(outcome(code, bounds.watch, bounds.output))
 
     def _command(
         self,
@@ -97,8 +76,7 @@ class DockerSandbox:
         env: dict[str, str],
         cwd: str | None,
         stdin: bytes | None,
-        watch: Watch,
-        output: Output,
+        bounds: Bounds,
     ) -> int | None:
         mark = secrets.token_hex(12)
         with self._existing(), self._reachable() as pid:
@@ -113,10 +91,10 @@ class DockerSandbox:
                     cwd=inside(self.ref, cwd or ""),
                     user=self._user,
                     stdin=stdin,
-                    watch=watch,
-                    output=output,
+                    watch=bounds.watch,
+                    output=bounds.output,
                 )
-            except docker_exec.NotRunning:
+            except Ended:
                 raise
             except BaseException:
                 with contextlib.suppress(InfraError, EngineNotFound):
@@ -290,7 +268,19 @@ class DockerSandbox:
         return docker_changes.write(self._engine, self.ref.handle, folder, before, target, limit)
 
     def _folder(self, under: str) -> str:
-        return posixpath.normpath(inside(self.ref, under))
+        """Without links: the engine tells of a change where it lies."""
+
+        def readlink(path: str) -> str | None:
+            with contextlib.suppress(EngineNotFound), self._engine.call(code="artifact_failed") as api:
+                chunks, stat = api.get_archive(self.ref.handle, path)
+                chunks.close()
+                return stat["linkTarget"] if stat["mode"] & _SYMLINK else None
+            return None
+
+        try:
+            return resolved(inside(self.ref, under), readlink)
+        except NotADirectoryError as e:
+            raise NotFound(f"no '{under}' in the sandbox") from e
 
     # -- preparation
 

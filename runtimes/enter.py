@@ -16,7 +16,7 @@ from runtimes import seccomp
 # descriptor on which a failure before the command is told, limits, working directory, then the command. Without one only
 # the listener is opened.
 _PROGRAM = r"""
-import _socket,array,ctypes,os,resource,signal,struct,sys
+import _socket,array,ctypes,os,resource,signal,struct,sys,warnings
 pid,start,envfd,filterfd,channel,port,statusfd=map(int,sys.argv[1:8])
 limits,cwd,argv=sys.argv[8],sys.argv[9],sys.argv[10:]
 libc=ctypes.CDLL(None,use_errno=True)
@@ -28,11 +28,12 @@ try:
     with os.fdopen(envfd,"rb") as f:f.seek(0);data=f.read()
     env=dict(e.split(b"=",1) for e in data.split(b"\0") if e)
     proc="/proc/%d/"%pid
-    stat=open(proc+"stat","rb").read().rpartition(b") ")[2].split()
-    if int(stat[19])!=start or stat[0] in (b"Z",b"X"): raise OSError(3,"the container is gone")
     kinds=("user","net","ipc","uts","pid","mnt")
     fds=[os.open(proc+"ns/"+k,os.O_RDONLY) for k in kinds if os.readlink(proc+"ns/"+k)!=os.readlink("/proc/self/ns/"+k)]
     root=os.open(proc+"root",os.O_RDONLY|os.O_DIRECTORY)
+    # Once all is open: its number may have become another process's meanwhile.
+    stat=open(proc+"stat","rb").read().rpartition(b") ")[2].split()
+    if int(stat[19])!=start or stat[0] in (b"Z",b"X"): raise OSError(3,"the container is gone")
     ready=False
     for fd in fds:
         check(libc.setns(fd,0),"can't join")

@@ -131,12 +131,13 @@ except BaseException as e:
     os.write(told,kind+str(getattr(e,"strerror",None) or e).encode()[:1000]);os._exit(1)
 """
 
-# Arguments: descriptors of the user (-1: none), the mount namespace and the channel (-1: none), port, then what to become. With a
+# Arguments: paths of the user (empty: none) and the mount namespace, the channel's descriptor, port, then what to become. With a
 # channel there is a network of its own, whose listener on the port goes through the channel: nothing that lies in the
 # sandbox has a part in that.
 _ENTER = r"""
 import os,sys
-user,mnt,channel,port=map(int,sys.argv[1:5])
+user,mnt=[os.open(p,os.O_RDONLY) if p else -1 for p in sys.argv[1:3]]
+channel,port=map(int,sys.argv[3:5])
 if hasattr(os,"setns"):setns,unshare=os.setns,os.unshare
 else:
     import ctypes
@@ -239,20 +240,17 @@ def end(holder: procs.Proc) -> None:
 
 
 def entering(holder: procs.Proc, channel: int, port: int, argv: list[str]) -> tuple[list[str], list[int]]:
-    """What to start, to become `argv` over its mounts, and descriptors that it inherits, to be closed here afterwards.
-    Raises OSError."""
+    """What to start, to become `argv` over its mounts, and descriptors that are to stay open here, and not to be inherited,
+    until that has begun. Raises OSError.
+
+    The namespaces are opened and then checked to be this holder's. Behind its number may be an agent's process meanwhile, in
+    whose mounts `argv[0]` would be the agent's program, with the worker's rights."""
     own = procs.namespace("self", "user")
     kinds = ["mnt"] if procs.namespace(holder.pid, "user") == own else ["mnt", "user"]
-    at = f"/proc/{holder.pid}/ns"
-    if channel < 0 and (quick := shutil.which("nsenter")):
-        # A small program, where nothing is to be done on the way. It opens the namespaces itself, or they would stay open;
-        # of another process with this number it would get mounts in which the sandbox has no programs.
-        user = [f"--user={at}/user", "--preserve-credentials"] if "user" in kinds else []
-        return [quick, *user, f"--mount={at}/mnt", "--", *argv], []
     fds: list[int] = []
     try:
         for kind in kinds:
-            fds.append(os.open(f"{at}/{kind}", os.O_RDONLY | os.O_CLOEXEC))
+            fds.append(os.open(f"/proc/{holder.pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC))
         now = procs.read(holder.pid)
         if now is None or now.start != holder.start:
             raise ProcessLookupError(errno.ESRCH, "the sandbox's holder is gone")
@@ -260,5 +258,14 @@ def entering(holder: procs.Proc, channel: int, port: int, argv: list[str]) -> tu
         for fd in fds:
             os.close(fd)
         raise
-    numbers = (fds[1] if len(fds) > 1 else -1, fds[0], channel, port)
-    return [python(), "-I", "-S", "-c", _ENTER, *map(str, numbers), *argv], fds
+    mnt, user = [f"/proc/{os.getpid()}/fd/{fd}" for fd in fds] + [""] * (2 - len(fds))
+    if channel < 0 and (quick := shutil.which("nsenter")):
+        # A small program, where nothing is to be done on the way.
+        return [
+            quick,
+            *([f"--user={user}", "--preserve-credentials"] if user else []),
+            f"--mount={mnt}",
+            "--",
+            *argv,
+        ], fds
+    return [python(), "-I", "-S", "-c", _ENTER, user, mnt, str(channel), str(port), *argv], fds

@@ -14,13 +14,12 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct, field
 
-from polar.codec import from_json, to_json
 from polar.config import Settings
 from polar.errors import InfraError, PolarError, UnsupportedSpec
 from polar.ids import is_id, new_id
 from polar.sandbox import ProxyEndpoint, SandboxRef
 from polar.task import RuntimeSpec
-from runtimes import bwrap, cgroups, forward, seccomp
+from runtimes import bwrap, cgroups, forward, records, seccomp
 from runtimes.holder import Impossible
 from runtimes.local_box import Record, mount_points
 from runtimes.local_cow import support
@@ -134,7 +133,7 @@ class LocalRuntime:
             self.root.mkdir(parents=True, exist_ok=True)
             os.chmod(self.root, 0o700)
             # The record comes first: whatever exists of a sandbox can be found by its labels.
-            self._save(sandbox_id, record)
+            records.save(self.record_path(sandbox_id), record)
             sandbox = LocalSandbox(self, record)
             sandbox.make()
             return sandbox
@@ -210,36 +209,15 @@ class LocalRuntime:
         )
 
     def attach(self, ref: SandboxRef) -> LocalSandbox:
-        return LocalSandbox(self, self._load(ref.handle) or Record(ref=ref))
+        return LocalSandbox(self, records.load(self.record_path(ref.handle), Record) or Record(ref=ref))
 
     def list(self, labels: dict[str, str]) -> list[SandboxRef]:
-        if not self.root.is_dir():
-            return []
-        out = []
-        for path in sorted(self.root.glob("*.json")):
-            record = self._load(path.stem)
-            if record and labels.items() <= record.ref.labels.items():
-                out.append(record.ref)
-        return out
+        return [r.ref for r in records.every(self.root, Record) if labels.items() <= r.ref.labels.items()]
 
     def record_path(self, sandbox_id: str) -> Path:
         if not is_id(sandbox_id):
             raise InfraError(f"'{sandbox_id}' is no handle of a local sandbox", code="exec_failed", retryable=False)
         return self.root / f"{sandbox_id}.json"
-
-    def _save(self, sandbox_id: str, record: Record) -> None:
-        path = self.record_path(sandbox_id)
-        temp = path.with_name(f".{sandbox_id}.new")
-        with open(os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
-            f.write(to_json(record))
-        os.replace(temp, path)
-
-    def _load(self, sandbox_id: str) -> Record | None:
-        path = self.record_path(sandbox_id)
-        try:
-            return from_json(path.read_bytes(), Record, str(path))
-        except FileNotFoundError:
-            return None
 
 
 def _check_plain(spec: RuntimeSpec, when: str) -> None:

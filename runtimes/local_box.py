@@ -17,6 +17,15 @@ from polar.task import RuntimeSpec, Volume
 from runtimes import bwrap, forward, holder, procs, seccomp
 from runtimes.enter import in_memory
 
+# On this host's side, since the sandbox's own shell may be the agent's work. Sandboxes die before their worker.
+_LIMITED = 'echo 500 >/proc/self/oom_score_adj 2>/dev/null; ulimit -c 0; {limits} exec "$@"'
+_ULIMIT = {
+    "address_space_mb": ("v", 1024),
+    "file_size_mb": ("f", 2048),
+    "open_files": ("n", 1),
+    "cpu_seconds": ("t", 1),
+}
+
 
 class Record(Struct, kw_only=True):
     """What is kept of a sandbox on this host; private to it, since `env` may hold secrets. `proxy` is set where its
@@ -75,21 +84,28 @@ def may_be_top(record: Record, top: str) -> bool:
 
 
 class Command(NamedTuple):
-    """What to start, the descriptors it inherits, what to do once it has them, and a check of its result, which raises
-    InfraError if the command itself never ran."""
+    """What to start, the descriptors it inherits, what to do once it has them, a check of its result, which raises
+    InfraError if the command itself never ran, and the environment to start it in, beside the marks."""
 
     argv: list[str]
     fds: tuple[int, ...]
     spawned: Callable[[], None]
     verify: Callable[[ExecResult], None]
+    env: dict[str, str]
 
 
 @contextlib.contextmanager
 def boxed(
-    record: Record, files: Path, data_dir: Path, inner: list[str], holding: procs.Proc | None
+    record: Record,
+    files: Path,
+    data_dir: Path,
+    inner: list[str],
+    holding: procs.Proc | None,
+    env: dict[str, str],
 ) -> Iterator[Command]:
     """`inner` in the sandbox whose files are below `files`, with a copy-on-write root in the mounts that `holding` holds.
-    While the context lasts, the proxy is carried inside."""
+    While the context lasts, the proxy is carried inside. `env` is `inner`'s alone: this host's programs on the way there
+    run with the worker's rights, and a task's LD_PRELOAD or LD_DEBUG_OUTPUT must mean nothing to them."""
     found = bwrap.find()
     if isinstance(found, str):
         raise InfraError(f"bubblewrap doesn't work any more: {found}", code="exec_failed")
@@ -112,15 +128,18 @@ def boxed(
                 inner = bwrap.listening(inner, ours[1], forward.PORT)
         arguments = _arguments(record, files, data_dir) if holding is None else _in_holder(record, files)
         argv = [found.binary, *found.flags, "--json-status-fd", str(theirs), *arguments]
+        ours.append(in_memory("polar-env", _setting(env)))
+        argv += ["--args", str(ours[-1])]
         if record.filtered and seccomp.supported():
             ours.append(in_memory("polar-filter", seccomp.program()))
             argv += ["--seccomp", str(ours[-1])]
         if holding is not None:
             try:
-                argv, more = holder.entering(holding, ours[1] if record.proxy is not None else -1, forward.PORT, argv)
+                argv, opened = holder.entering(holding, ours[1] if record.proxy else -1, forward.PORT, argv)
             except OSError as e:
                 raise InfraError(f"the sandbox can't be entered: {e}", code="exec_failed") from e
-            ours += more
+            for fd in opened:
+                stack.callback(os.close, fd)
         fds = tuple(ours)
 
         def verify(result: ExecResult) -> None:
@@ -130,7 +149,27 @@ def boxed(
                 text = result.output.decode("utf-8", "replace").strip()[-300:]
                 raise InfraError(f"the sandbox can't be entered: {text}", code="exec_failed")
 
-        yield Command([*argv, "--", *inner], fds, spawned, verify)
+        argv = ["/bin/sh", "-c", _LIMITED.format(limits=limits(record)), "sh", *argv, "--", *inner]
+        yield Command(argv, fds, spawned, verify, {"PATH": bwrap.PATH})
+
+
+def limits(record: Record) -> str:
+    """What can't be set is told by the command's own shell."""
+    return "".join(
+        f"ulimit -{letter} {record.rlimits[name] * unit} 2>/dev/null; "
+        for name, (letter, unit) in _ULIMIT.items()
+        if name in record.rlimits
+    )
+
+
+def _setting(env: dict[str, str]) -> bytes:
+    """Options that set `env`, as they are read from a descriptor: so no other user of this host sees them."""
+    for name, value in env.items():
+        # Such a value would go on as an option of its own.
+        if not name or "=" in name or "\0" in name + value:
+            raise InfraError(f"environment: {name!r} can't be set", code="exec_failed", retryable=False)
+    words = [word for pair in env.items() for word in ("--setenv", *pair)]
+    return b"".join(os.fsencode(word) + b"\0" for word in words)
 
 
 def _common(record: Record, *, own_network: bool) -> list[str]:
@@ -155,7 +194,7 @@ def _in_holder(record: Record, files: Path) -> list[str]:
 
 def _arguments(record: Record, files: Path, data_dir: Path) -> list[str]:
     args = _common(record, own_network=record.network != "internet")
-    args += bwrap.system_binds()
+    args += bwrap.system_binds(str(data_dir))
     beside = bwrap.environment(_taken(record))
     args += [arg for path in beside for arg in ("--ro-bind", path, path)]
     if bwrap.under(str(data_dir), (*bwrap.SYSTEM, *bwrap.python(), *beside)):

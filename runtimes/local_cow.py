@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from polar.changes import Writer
-from polar.errors import InfraError
+from polar.errors import InfraError, NotFound
 from polar.ids import new_id
 from polar.sandbox import SandboxRef
 from runtimes import bwrap, holder, host_files, local_root, overlay_upper, procs, tree
@@ -168,9 +168,34 @@ class Cow:
     def files(self, code: str) -> Iterator[Root]:
         """The sandbox's root as its commands see it. Errors are told under `code`."""
         try:
-            yield Root(Path(f"/proc/{self.holder().pid}/root{self._folder}/fs"))
+            with self._seen_by(self.holder()) as root:
+                yield root
         except InfraError as e:
             raise e if e.code != "exec_failed" else InfraError(e.message, code=code, retryable=e.retryable) from e
+
+    @contextlib.contextmanager
+    def _seen_by(self, found: procs.Proc) -> Iterator[Root]:
+        """The root in the mounts of this very process: another one with its number may be an agent's, whose links lead
+        anywhere. And once it has ended, what was done may be in no mount of the sandbox's. Raises InfraError."""
+
+        def check() -> None:
+            now = procs.read(found.pid)
+            if now is None or now.start != found.start:
+                raise InfraError("the sandbox's mounts are gone", code="exec_failed")
+
+        try:
+            fd = os.open(f"/proc/{found.pid}/root{self._folder}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as e:
+            raise InfraError(f"the sandbox's mounts are gone: {e}", code="exec_failed") from e
+        try:
+            check()
+            yield Root(Path(f"/proc/self/fd/{fd}/fs"))
+            check()
+        except NotFound:
+            check()
+            raise
+        finally:
+            os.close(fd)
 
     # -- what differs
 
@@ -226,6 +251,7 @@ class Cow:
     def _differing(self, under: str) -> Differing:
         with _reading(under):
             mounts = local_root.bound(self._record, self._folder, self._data_dir)
+            masked = local_root.masked(self._folder)
         links = {f"/{name}": target for name, target in local_root.links().items()}
         not_its = (*local_root.OWN, *self._overlays(), "/var/run", "/var/lock", *mounts)
         own: set[str] = set()
@@ -247,7 +273,7 @@ class Cow:
                         hides.append(f.path)
                 for path in hides:
                     lower = Path("/") / top.relative_to(self._folder / "upper")
-                    for name in overlay_upper.listing(lower, f"{inner}/{path}", but=bwrap.SECRET):
+                    for name in overlay_upper.listing(lower, f"{inner}/{path}", but=masked):
                         gone.add(posixpath.join(prefix, path, name))
             if plain and under == "/":
                 gone |= {path[1:] for path in links if not os.path.lexists(top / path[1:])}

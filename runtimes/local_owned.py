@@ -69,7 +69,7 @@ def _version(info: os.stat_result) -> str:
 
 def _wanted(paths: tuple[str, ...], data_dir: Path) -> Iterator[tuple[str, os.stat_result]]:
     """Folders of the machine, parents first, and those files of /etc and of the package manager that are to be copied."""
-    hidden = (*bwrap.SECRET, str(data_dir))
+    hidden = (*bwrap.secrets(str(data_dir)), str(data_dir))
     for top in paths:
         device = os.stat(top).st_dev
         copied = bwrap.under(top, ("/etc", *bwrap.PACKAGES))

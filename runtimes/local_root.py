@@ -8,9 +8,9 @@ is seen read-only; an overlay doesn't reach into it.
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from runtimes import bwrap, local_owned
+from runtimes import bwrap, local_owned, overlay_upper
 from runtimes.holder import Impossible, Mount
 from runtimes.local_box import Record
 
@@ -54,23 +54,43 @@ def make(folder: Path, data_dir: Path) -> None:
         os.chmod(folder / "upper" / path.strip("/"), os.stat(path).st_mode & 0o777 | 0o700)
     (folder / "empty").mkdir()
     (folder / "nothing").touch()
-    _mask(folder / "mask")
+    _mask(folder / "mask", bwrap.secrets(str(data_dir)))
 
 
-def _mask(mask: Path) -> None:
+def _mask(mask: Path, secrets: tuple[str, ...]) -> None:
     """A layer in which the machine's secrets are empty. Raises Impossible, OSError."""
-    (mask / "etc").mkdir(parents=True)
-    for path in bwrap.SECRET:
+    mask.mkdir()
+    for path in secrets:
         place = mask / path.strip("/")
+        if not os.path.lexists(path):
+            continue
+        _folder_above(mask, path)
         if os.path.isdir(path):
-            place.mkdir(parents=True)
+            place.mkdir(exist_ok=True)
             try:
                 os.setxattr(place, "user.overlay.opaque", b"y")
             except OSError as e:
                 raise Impossible(f"the file system of '{mask}' keeps no attributes: {e.strerror}") from e
-        elif os.path.lexists(path):
-            place.parent.mkdir(parents=True, exist_ok=True)
+        else:
             place.touch(0o640)
+
+
+def _folder_above(mask: Path, path: str) -> None:
+    """With the attributes of the machine's: a merged folder has those of its uppermost layer."""
+    for above in list(PurePosixPath(path).parents)[-2::-1]:
+        if not (place := mask / str(above).strip("/")).is_dir():
+            info = os.stat(above)
+            place.mkdir()
+            if os.geteuid() == 0:
+                os.chown(place, info.st_uid, info.st_gid)
+            place.chmod(info.st_mode & 0o7777 | 0o700)
+
+
+def masked(folder: Path) -> tuple[str, ...]:
+    """What of the machine's this sandbox sees empty. Raises OSError."""
+    with overlay_upper.opened(folder / "mask", "") as fd:
+        found = overlay_upper.scan(fd) if fd is not None else ()
+        return tuple(f"/{f.path}" for f in found if f.hides)
 
 
 def mounts(record: Record, folder: Path, data_dir: Path) -> list[Mount]:
@@ -83,17 +103,18 @@ def mounts(record: Record, folder: Path, data_dir: Path) -> list[Mount]:
     out = []
     for path in can_change:
         place = path.strip("/")
-        layers = ["mask/etc"] if path == "/etc" else []
+        layers = [f"mask/{place}"] if (folder / "mask" / place).is_dir() else []
         # Relative, as the holder stands there: the kernel's list knows no colons in names.
         layers += [os.path.relpath(owned / place, folder)] if owned else []
         out.append(Mount(place, ":".join([*layers, path]), overlay=True))
-    inner = [p for p in inner if not bwrap.under(p, bwrap.SECRET)]
+    secrets = bwrap.secrets(str(data_dir))
+    inner = [p for p in inner if not bwrap.under(p, secrets)]
     others = [p for p in folders() if p not in can_change] + inner
     others += [*bwrap.python(), *bwrap.environment(_taken(record))]
     if record.network == "internet" and (real := bwrap.resolver()) and not bwrap.under(real, OWN):
         others.append(real)
     out += [Mount(p.strip("/"), p) for p in sorted(set(others))]
-    for path in (*bwrap.SECRET, str(data_dir)):
+    for path in (*secrets, str(data_dir)):
         if bwrap.under(path, tuple(others)) and os.path.exists(path):
             out.append(Mount(path.strip("/"), str(folder / ("empty" if os.path.isdir(path) else "nothing"))))
     return out + [Mount(v.target.strip("/"), v.source) for v in sorted(record.volumes, key=lambda v: v.target)]

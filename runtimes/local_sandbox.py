@@ -6,23 +6,21 @@ import contextlib
 import errno
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Unpack
 
 from polar.changes import decode, encode
 from polar.errors import InfraError
 from polar.sandbox import ExecResult
 from runtimes import bwrap, cgroups, host_files, local_changes, local_root, procs, tree
-from runtimes.disk import DiskWatch
+from runtimes.bounds import Kept, bounded, shell
 from runtimes.inroot import Root
 from runtimes.local_box import Command, Record, boxed, may_be_top
 from runtimes.local_cow import Cow
-from runtimes.output import Output
 from runtimes.paths import inside
 from runtimes.pidspace import EXEC_MARK, others
 from runtimes.supervise import supervise
-from runtimes.watch import Watch
 
 MARK = "POLAR_SANDBOX"  # in the environment of everything that a sandbox runs
 # The sandbox dies before the worker when memory runs short, and leaves no core files.
@@ -44,15 +42,9 @@ class Place(Protocol):
     def record_path(self, sandbox_id: str) -> Path: ...
 
 
-def group_of(record: Record) -> cgroups.Cgroups | None:
-    """Where the sandbox's control group is, if it was given one."""
-    found = cgroups.find() if record.grouped else ""
-    return found if isinstance(found, cgroups.Cgroups) else None
-
-
 @contextlib.contextmanager
-def _plain(argv: list[str]) -> Iterator[Command]:
-    yield Command(argv, (), lambda: None, lambda result: None)
+def _plain(argv: list[str], env: dict[str, str]) -> Iterator[Command]:
+    yield Command(argv, (), lambda: None, lambda result: None, env)
 
 
 class LocalSandbox:
@@ -64,11 +56,12 @@ class LocalSandbox:
         self._files = self._folder / "fs"
         self._boxed = record.ref.state.get("isolation") != "none"
         self._root = Root(self._files, as_host=not self._boxed)
-        self._groups = group_of(record)
+        limits = cgroups.Limits(cpus=record.cpus, memory=record.memory, pids=record.pids)
+        self._group = cgroups.Group(cgroups.find() if record.grouped else "", record.ref.handle, limits)
         self._cow = Cow(record, self._folder, place.data_dir, self.stop) if record.cow else None
 
     def make(self) -> None:
-        self._make_group()
+        self._group.make()
         inner = self.ref.workdir if self._boxed else "/work"
         for path in (*self._record.mounts, "/tmp", bwrap.HOME, inner):
             (self._files / path.lstrip("/")).mkdir(parents=True, exist_ok=True)
@@ -81,18 +74,6 @@ class LocalSandbox:
         if self._cow:
             self._cow.make()
 
-    def _regroup(self) -> None:
-        """Its control group, if that was swept away meanwhile."""
-        try:
-            self._make_group()
-        except OSError as e:
-            raise InfraError(f"no control group for sandbox '{self.ref.handle}': {e}", code="exec_failed") from e
-
-    def _make_group(self) -> None:
-        if self._groups:
-            r = self._record
-            self._groups.make(self.ref.handle, cgroups.Limits(cpus=r.cpus, memory=r.memory, pids=r.pids))
-
     # -- commands
 
     def exec(
@@ -103,22 +84,14 @@ class LocalSandbox:
         cwd: str | None = None,
         stdin: bytes | None = None,
         timeout: float,
-        log: Path | None = None,
-        output_limit: int = 64 * 1024,
-        log_limit: int = 16 * 1024 * 1024,
-        cancelled: Callable[[], bool] | None = None,
+        **kept: Unpack[Kept],
     ) -> ExecResult:
         if not self._files.is_dir():
             raise InfraError(f"sandbox '{self.ref.handle}' is gone", code="exec_failed")
         holding = self._cow.holder() if self._cow else None
-        disk = DiskWatch(self._folder if self._cow else self._files, self._record.disk, cancelled)
-        watch = Watch(timeout, disk if disk.needed else None)
         mark = secrets.token_hex(12)
-        self._regroup()
-        command = ["/bin/sh", "-c", argv] if isinstance(argv, str) else argv
-        inner = ["/bin/sh", "-c", _SHELL.format(limits=self._limits()), inside(self.ref, cwd or ""), *command]
-        output = Output(output_limit, log, log_limit)
-
+        self._group.again()
+        inner = ["/bin/sh", "-c", _SHELL.format(limits=self._limits()), inside(self.ref, cwd or ""), *shell(argv)]
         begun, before = procs.ticks_now(), self._members()
 
         def kill(pid: int) -> None:
@@ -130,40 +103,45 @@ class LocalSandbox:
                 late = {p for p, start in self._members() - before if start >= begun and not others(p, entry)}
                 return procs.with_family(seeds, all) | late
 
-            procs.kill_all(ours)
+            if not procs.kill_all(ours):
+                self.stop()
 
-        try:
-            with self._command(inner, holding) as box:
-                result = supervise(
-                    self._groups.entering(self.ref.handle, box.argv) if self._groups else box.argv,
-                    env=self._env(env, mark),
-                    cwd=None if self._boxed else str(self._files),
-                    stdin=stdin,
-                    watch=watch,
-                    output=output,
-                    kill=kill,
-                    pass_fds=box.fds,
-                    spawned=box.spawned,
-                )
-                box.verify(result)
-                return disk.told(result)
-        finally:
-            output.close()
+        folder = self._folder if self._cow else self._files
+        # What its processes are found by, on both sides of the walls.
+        marks = {MARK: self.ref.handle, EXEC_MARK: mark}
+        entered = self._command(inner, holding, {**self._env(env), **marks})
+        with bounded(timeout, folder, self._record.disk, **kept) as bounds, entered as box:
+            result = supervise(
+                self._group.entering(box.argv),
+                env={**box.env, **marks},
+                cwd=None if self._boxed else str(self._files),
+                stdin=stdin,
+                watch=bounds.watch,
+                output=bounds.output,
+                kill=kill,
+                pass_fds=box.fds,
+                spawned=box.spawned,
+            )
+            box.verify(result)
+            return bounds.disk.told(result)
 
-    def _command(self, inner: list[str], holding: procs.Proc | None) -> contextlib.AbstractContextManager[Command]:
-        return boxed(self._record, self._files, self._place.data_dir, inner, holding) if self._boxed else _plain(inner)
+    def _command(
+        self, inner: list[str], holding: procs.Proc | None, env: dict[str, str]
+    ) -> contextlib.AbstractContextManager[Command]:
+        if self._boxed:
+            return boxed(self._record, self._files, self._place.data_dir, inner, holding, env)
+        return _plain(inner, env)
 
     def _members(self) -> set[tuple[int, int]]:
         """(pid, start) of what is in the control group."""
-        known = self._groups.members(self.ref.handle) if self._groups else set()
-        return {(p.pid, p.start) for p in map(procs.read, known) if p}
+        return {(p.pid, p.start) for p in map(procs.read, self._group.members()) if p}
 
-    def _env(self, extra: dict[str, str] | None, mark: str) -> dict[str, str]:
+    def _env(self, extra: dict[str, str] | None) -> dict[str, str]:
         """The whole environment: nothing of the host's gets in."""
         tmp = "/tmp" if self._boxed else str(self._files / "tmp")
         home = self.ref.state["home"]
         base = {"PATH": bwrap.PATH, "HOME": home, "TMPDIR": tmp, "LANG": "C.UTF-8"}
-        return {**base, **self._record.env, **(extra or {}), MARK: self.ref.handle, EXEC_MARK: mark}
+        return {**base, **self._record.env, **(extra or {})}
 
     def _limits(self) -> str:
         return "".join(
@@ -232,7 +210,7 @@ class LocalSandbox:
         entry, handle = f"{MARK}={self.ref.handle}".encode(), self.ref.handle.encode()
 
         def ours(all: dict[int, procs.Proc]) -> set[int]:
-            known = self._groups.members(self.ref.handle) if self._groups else set()
+            known = self._group.members()
             seeds = {
                 p
                 for p in all
@@ -243,6 +221,7 @@ class LocalSandbox:
             }
             return procs.with_family(seeds, all)
 
+        self._group.kill()
         if not procs.kill_all(ours, timeout=10):
             raise InfraError(f"processes of sandbox '{self.ref.handle}' can't be killed", code="exec_failed")
 
@@ -255,8 +234,7 @@ class LocalSandbox:
                 self._cow.end(self._end)
             else:
                 self.stop()
-            if self._groups:
-                self._groups.remove(self.ref.handle)
+            self._group.remove()
             tree.remove(self._folder)
             record.unlink(missing_ok=True)
         except OSError as e:

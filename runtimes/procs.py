@@ -106,7 +106,8 @@ def with_family(seeds: set[int], procs: dict[int, Proc]) -> set[int]:
 def kill_all(select: Callable[[dict[int, Proc]], set[int]], timeout: float = 5.0) -> bool:
     """Kill what `select` picks from a scan, again and again until it picks nothing. False if some were left.
 
-    Everything is stopped before anything is killed: a stopped process can't fork away.
+    Everything is stopped before anything is killed: a stopped process can't fork away. `select` may know of processes
+    that began after the scan (a control group's): the next scan shows them.
     """
     deadline = time.monotonic() + timeout
     known: set[tuple[int, int]] = set()  # what was ours once stays ours when its parent is gone
@@ -123,12 +124,12 @@ def kill_all(select: Callable[[dict[int, Proc]], set[int]], timeout: float = 5.0
         for pid, start in fresh:
             _signal(pid, start, signal.SIGSTOP)
         if not fresh:
-            for pid in found:
+            for pid in found & procs.keys():
                 _signal(pid, procs[pid].start, signal.SIGKILL)
             time.sleep(pause)
             pause = min(0.05, pause * 2)
         if time.monotonic() > deadline:
-            for pid in found:
+            for pid in found & procs.keys():
                 _signal(pid, procs[pid].start, signal.SIGKILL)
             return False
 

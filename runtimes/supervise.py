@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from polar.errors import InfraError
 from polar.sandbox import ExecResult
+from runtimes.bounds import outcome
 from runtimes.output import Output
 from runtimes.watch import Watch
 
@@ -66,15 +67,8 @@ def supervise(
                 with contextlib.suppress(OSError):
                     pipe.close()
     code = process.returncode
-    return ExecResult(
-        # A signal is told the way a shell tells it.
-        exit_code=None if not ended else (128 - code if code < 0 else code),
-        timed_out=watch.timed_out,
-        cancelled=watch.was_cancelled,
-        output=output.tail,
-        output_bytes=output.total,
-        seconds=watch.seconds,
-    )
+    # A signal is told the way a shell tells it.
+    return outcome(None if not ended else (128 - code if code < 0 else code), watch, output)
 
 
 def _pump(process: subprocess.Popen, stdin: bytes | None, watch: Watch, output: Output) -> bool:

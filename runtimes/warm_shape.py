@@ -3,9 +3,11 @@ looking at the folders that are to be mounted."""
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
+import struct
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -19,6 +21,7 @@ from polar.task import RuntimeSpec
 _APART = ("backend", "prepare", "evaluation_prepare")
 # Below so many requests in the time that is looked back on, a shape is one of a kind and nothing is made for it.
 AGAIN = 2
+_AT_FDCWD, _BIRTH = -100, 0x800  # of statx(2)
 
 
 class Wish(NamedTuple):
@@ -35,14 +38,25 @@ def wish(spec: RuntimeSpec, proxy: ProxyEndpoint | None) -> Wish | None:
     if spec.env or spec.gpus or spec.options.get("pull") == "always" or spec.options.get("cache_prepare"):
         return None
     try:
-        # A path is not enough: a folder that was replaced stays mounted where it was mounted before.
-        places = [(s.st_dev, s.st_ino) for s in (os.stat(v.source) for v in spec.volumes)]
+        # A path is not enough: a folder that was replaced stays mounted where it was mounted before. Nor is its number, which
+        # the next one may get.
+        places = [(s.st_dev, s.st_ino, _born(v.source, s)) for v in spec.volumes for s in [os.stat(v.source)]]
     except OSError:
         return None
     bare = structs.replace(spec, prepare=[], evaluation_prepare=None)
     shown = {k: v for k, v in msgspec.to_builtins(bare).items() if k not in _APART}
     text = json.dumps([shown, places, msgspec.to_builtins(proxy)], sort_keys=True)
     return Wish(hashlib.sha256(text.encode()).hexdigest()[:32], bare, proxy)
+
+
+def _born(path: str, info: os.stat_result) -> int:
+    """When a file was made, in nanoseconds; where that isn't known, when it was last changed. Raises OSError."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "statx", None)
+    found = ctypes.create_string_buffer(256)
+    if call is None or call(_AT_FDCWD, os.fsencode(path), 0, _BIRTH, found):
+        return info.st_ctime_ns
+    (mask,), (seconds, rest) = struct.unpack_from("I", found), struct.unpack_from("qI", found, 80)
+    return seconds * 10**9 + rest if mask & _BIRTH else info.st_ctime_ns
 
 
 def shares(asked: Mapping[str, int], size: int) -> dict[str, int]:

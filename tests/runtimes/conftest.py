@@ -212,17 +212,22 @@ def unique() -> str:
     return f"{30_000 + uuid.uuid4().int % 10**4}.{uuid.uuid4().int % 10**9:09d}"
 
 
-def running(word: str) -> int:
-    """How many `sleep` processes of this machine have `word` as an argument."""
-    found = 0
+def sleeping(word: str) -> set[int]:
+    """The `sleep` processes of this machine that have `word` as an argument."""
+    found = set()
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             argv = Path("/proc", pid, "cmdline").read_bytes().split(b"\0")
             state = Path("/proc", pid, "stat").read_text().rpartition(") ")[2][0]
         except OSError:
             continue
-        found += b"sleep" in argv[0] and word.encode() in argv and state not in "ZX"
+        if b"sleep" in argv[0] and word.encode() in argv and state not in "ZX":
+            found.add(int(pid))
     return found
+
+
+def running(word: str) -> int:
+    return len(sleeping(word))
 
 
 def until(condition: Callable[[], Any], seconds: float = 10.0) -> Any:

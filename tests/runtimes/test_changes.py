@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tarfile
+
 import pytest
 
 from polar import changes
-from polar.errors import NotFound
+from polar.errors import InfraError, NotFound
 
 PREPARE = """
 mkdir -p repo/sub repo/gone && cd repo && echo one >kept && echo two >edited && echo three >removed &&
@@ -29,6 +31,11 @@ def show(box) -> str:
     r = box.exec(SHOW, timeout=60)
     assert r.exit_code == 0, r.output
     return r.output.decode()
+
+
+def names(archive) -> list[str]:
+    with tarfile.open(archive) as tar:
+        return tar.getnames()
 
 
 def prepared(make):
@@ -118,3 +125,52 @@ def test_many_single_files(make, tmp_path):
     changes.apply(fresh, tmp_path / "c.tar", ".", timeout=60)
     r = fresh.exec("cat f300 hard soft; ls | wc -l", timeout=60)
     assert r.output.split() == [b"300", b"1", b"2", b"302"]
+
+
+def test_a_wide_tree(make, tmp_path):
+    """As package managers make them: more folders side by side than a process may have files open."""
+    box = make()
+    made = box.exec("mkdir -p repo/modules && cd repo/modules && mkdir $(seq 1200) && touch 1/a 1200/b", timeout=60)
+    assert made.exit_code == 0
+    baseline = box.baseline("repo")
+    assert box.exec("rm -r repo/modules/1; touch repo/modules/600/c", timeout=60).exit_code == 0
+    box.stop()
+    assert box.changes(tmp_path / "c.tar", under="repo", baseline=baseline, limit=1 << 22) is False
+    assert {"modules/1", "modules/1/a"} <= set(changes.removed(tmp_path / "c.tar"))
+    fresh = make()
+    fresh.write("repo/x", b"")
+    changes.apply(fresh, tmp_path / "c.tar", "repo", timeout=60)
+    assert fresh.exec("ls repo/modules/*/[a-c]; ls repo/modules | wc -l", timeout=60).output.split() == [
+        b"repo/modules/1200/b", b"repo/modules/600/c", b"1199",
+    ]  # fmt: skip
+
+
+def test_upward_steps_end_at_the_sandbox_s_root(backend, make, tmp_path):
+    if not backend.boxed:
+        pytest.skip("plain processes see the host's folders, and say so")
+    (tmp_path / "secret").write_text("the host's")
+    box = make()
+    for steps in ("/../../../../../../../../..", "../../../../../../../../.."):
+        with pytest.raises((NotFound, InfraError)):
+            box.changes(tmp_path / "c.tar", under=f"{steps}{tmp_path}", baseline=b"", limit=1 << 20)
+
+
+def test_a_folder_named_through_links(backend, make, tmp_path):
+    """The image's or the agent's: what changed is told all the same, or that there is no such folder."""
+    box = make()
+    made = "mkdir -p real/sub && ln -s real link && ln -s $PWD/link/sub deep && ln -s circle circle; cd deep; echo x >f"
+    assert box.exec(made, timeout=60).exit_code == 0
+    folders = {"link/sub", "deep", "link/../real/sub"}
+    if backend.boxed:
+        assert box.exec("cp /bin/sh /lib/polar-f", timeout=60).exit_code == 0
+    baselines = {f: box.baseline(f) for f in folders}
+    box.stop()
+    for folder in folders:
+        assert changes.decode(baselines[folder]) == ["f"], folder
+        assert box.changes(tmp_path / "c.tar", under=folder, baseline=b"", limit=1 << 20) is False
+        assert "files/f" in names(tmp_path / "c.tar"), folder
+    if backend.boxed:
+        box.changes(tmp_path / "c.tar", under="/lib", baseline=b"", limit=1 << 22)
+        assert "files/polar-f" in names(tmp_path / "c.tar")
+    with pytest.raises((NotFound, InfraError)):
+        box.changes(tmp_path / "c.tar", under="circle", baseline=b"", limit=1 << 20)

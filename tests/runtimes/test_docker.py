@@ -23,7 +23,7 @@ from runtimes.prepare import run_prepare
 from tests.runtimes import small_image
 from tests.runtimes.conftest import IMAGE, REPOSITORY, docker_missing, ensure_image, running, unique
 from tests.runtimes.engines import Tunnel
-from tests.runtimes.test_conformance import RUNAWAYS, get
+from tests.runtimes.test_conformance.common import RUNAWAYS, get
 
 BARE = "polar-sandbox:test-bare"  # no python, no socat
 

@@ -24,7 +24,7 @@ from runtimes import docker_bridge, docker_ssh
 from runtimes.docker import DockerRuntime
 from tests.runtimes import engines
 from tests.runtimes.conftest import IMAGE, docker_missing, ensure_image, running, unique, until
-from tests.runtimes.test_conformance import RUNAWAYS, get
+from tests.runtimes.test_conformance.common import RUNAWAYS, get
 
 pytestmark = pytest.mark.docker
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import struct
+from pathlib import Path
 
 import pytest
 
-from runtimes import cgroups, seccomp
+from runtimes import cgroups, procs, seccomp
 from runtimes.cgroups import Cgroups, Limits
 from runtimes.disk import DiskWatch, usage
 
@@ -62,6 +63,81 @@ def test_version_2_that_isn_t_ours(tmp_path, monkeypatch):
     monkeypatch.setenv(cgroups.VARIABLE, "delegated")
     assert isinstance(cgroups._version2(plain, "a"), Cgroups)
     assert "memory" in cgroups._version2(tree(tmp_path / "b", "a", controllers="cpu pids"), "a")
+
+
+@pytest.fixture
+def systemctl(tmp_path, monkeypatch):
+    """A `systemctl` that knows one delegated unit, and says how it was asked."""
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "systemctl"
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    asked = tmp_path / "asked"
+
+    def answer(group, delegate="yes"):
+        program.write_text(f'#!/bin/sh\necho "$@" >{asked}\necho Delegate={delegate}\necho ControlGroup={group}\n')
+        program.chmod(0o755)
+        return asked
+
+    return answer
+
+
+def test_version_2_that_only_systemd_knows_to_be_ours(tmp_path, systemctl):
+    own = "user.slice/user@1000.service/app.slice/run-1.scope"
+    root = tree(tmp_path / "root", own, delegated=False)
+    systemctl(f"/{own}", "no")
+    assert "delegated" in cgroups._version2(root, own)
+    systemctl("/user.slice/another/run-1.scope")
+    assert "delegated" in cgroups._version2(root, own)
+    asked = systemctl(f"/{own}")
+    assert isinstance(cgroups._version2(root, own), Cgroups)
+    assert asked.read_text().split()[:2] == ["--user", "show"]
+    old = tree(tmp_path / "old", "system.slice/polar.service", delegated=False)
+    asked = systemctl("/system.slice/polar.service")
+    assert isinstance(cgroups._version2(old, "system.slice/polar.service"), Cgroups)
+    assert asked.read_text().split()[0] == "show"
+
+
+def test_version_2_as_root(tmp_path, monkeypatch):
+    """A group at the top; in a container the top's own processes move first."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    top = tree(tmp_path / "a", "", delegated=False)
+    (top / "polar").mkdir()
+    (top / "polar" / "cgroup.controllers").write_text("cpu memory pids")
+    for file in ("cgroup.subtree_control", "cgroup.procs"):
+        (top / "polar" / file).write_text("")
+    found = cgroups._version2(top, "")
+    assert isinstance(found, Cgroups) and not (top / cgroups.HOST_GROUP).exists()
+    (top / "cgroup.type").write_text("domain")
+    (top / "cgroup.procs").write_text("1\n")  # of plain files: it stays there, and that is told
+    assert "processes keep coming" in cgroups._version2(top, "")
+    assert (top / cgroups.HOST_GROUP / "cgroup.procs").read_text() == "1"
+    few = tree(tmp_path / "b", "", delegated=False, controllers="cpu pids")
+    assert "kernel has no control group controllers memory" in cgroups._version2(few, "")
+
+
+def test_removal_kills_what_came_meanwhile(tmp_path):
+    found = cgroups._version2(tree(tmp_path, "a"), "a")
+    found.make("box", Limits())
+    group = tmp_path / "a" / "polar-box-box"
+    (group / "below" / "deeper").mkdir(parents=True)
+    (group / "below" / "cgroup.procs").write_text("7\n")
+    assert found.members("box") == {7}
+    (group / "below" / "cgroup.procs").unlink()
+    found.remove("box")
+    assert not group.exists()
+    found.make("box", Limits())
+    (group / "cgroup.kill").write_text("")
+    with pytest.raises(OSError):  # of plain files: it can't go
+        found.remove("box", timeout=0.05)
+    assert (group / "cgroup.kill").read_text() == "1"
+
+
+def test_who_began_after_the_scan_is_met_in_the_next():
+    """A control group names processes that the scan of /proc before it couldn't see."""
+    nobody = int(Path("/proc/sys/kernel/pid_max").read_text()) + 1
+    picks = iter([{nobody}, {nobody}, set()])
+    assert procs.kill_all(lambda all: next(picks))
+    assert not procs.kill_all(lambda all: {nobody}, timeout=0.01)
 
 
 def test_version_1_needs_root_and_all_controllers(tmp_path):

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polar.config import Settings
-from polar.errors import InvalidTask
+from polar.errors import InfraError, InvalidTask
 from polar.task import RuntimeSpec, Volume
 from runtimes import bwrap, procs
+from runtimes.bounds import Ended, while_ended
 from runtimes.docker_exec import Frames
 from runtimes.local import LocalRuntime
 from runtimes.local_box import mount_points
@@ -140,3 +141,28 @@ def test_families():
     assert procs.with_family({10}, all) == {10, 11, 12, 13}
     assert procs.with_family({20}, all) == {20}
     assert procs.with_family(set(), all) == set()
+
+
+def test_a_sandbox_that_ended_is_tried_again_and_nothing_else():
+    tried = []
+
+    def run(*failures):
+        left = list(failures)
+        tried.clear()
+
+        def once():
+            tried.append(1)
+            if left:
+                raise left.pop(0)
+            return "made"
+
+        return while_ended(once)
+
+    ended = Ended("it ended", code="exec_failed")
+    assert run(ended, ended) == "made" and len(tried) == 3
+    with pytest.raises(Ended):
+        run(ended, ended, ended)
+    assert len(tried) == 3
+    with pytest.raises(InfraError):
+        run(InfraError("another", code="exec_failed"))
+    assert len(tried) == 1
