@@ -60,6 +60,9 @@ class Arena:
             fields |= {"options": {"isolation": "bwrap"}}
             self.python = sys.executable
         self.fields = fields
+        self.host = self.folder / "host"
+        self.host.mkdir()
+        (self.host / "secret").write_bytes(uuid.uuid4().bytes)
         self.mark = f"{31_000 + uuid.uuid4().int % 10**4}.{uuid.uuid4().int % 10**9:09d}"
 
     # -- with everything that protects
@@ -83,6 +86,7 @@ class Arena:
                     "STORE": str(c.sockets / "s"),
                     "MARK": self.mark,
                     "VICTIM": "victim.s0",
+                    "HOST": str(self.host),
                 }
                 ids = c.submit(*(self._task(n, a, words) for n, a in enumerate(attacks)))
                 results = {r.task_id: r for r in c.wait(ids, 1500)}
@@ -133,7 +137,7 @@ class Arena:
         if a.goal == "big":
             return sum(x.size for x in r.artifacts) > 3 * LIMIT or r.reward is None
         if a.goal == "links":
-            return any(_leaks(c, x.key, self.folder) for x in r.artifacts if x.name in a.artifacts)
+            return any(self._leaks(c, x.key) for x in r.artifacts if x.name in a.artifacts)
         if a.goal == "plane":
             return bool(plane.seen)
         if a.goal == "store":
@@ -169,6 +173,7 @@ class Arena:
             if not plain:
                 run_prepare(box, self._prepare(a, hidden=False), timeout=60, fetch=Path)
             words = {"PORT": str(plane.port), "STORE": str(sockets / "s"), "MARK": self.mark, "VICTIM": "victim.s0"}
+            words["HOST"] = str(self.host)
             env = {"OPENAI_BASE_URL": f"{box.ref.proxy_url}/s/mine/v1"}
             said = box.exec(_words(a.command, words), env=env, timeout=60).output
             if a.goal == "plane":
@@ -184,7 +189,7 @@ class Arena:
                 size = int(box.exec(f"du -sb --apparent-size {REPO} | cut -f1", timeout=60).output)
                 return size > 3 * LIMIT, f"{size} bytes"
             if a.goal == "links":
-                return _bare_links(box, a), "copied as they are"
+                return self._bare_links(box, a), "copied as they are"
             if a.goal == "outside":
                 box.exec(f"mkdir -p /tmp/evil; cd {REPO}; git apply --unsafe-paths --directory= model.patch || git apply --unsafe-paths --include='*words.py' model.patch", timeout=60)  # fmt: skip
                 return box.exec("test -e /tmp/evil/words.py", timeout=60).exit_code == 0, "applied"
@@ -215,6 +220,47 @@ class Arena:
             f"exit code {r.exit_code}, {'all passed' if passed else 'nothing failed' if nothing else 'failed'}",
         )
 
+    # -- a file of the host that no sandbox is shown
+
+    def _leaks(self, c: Cluster, key: str) -> bool:
+        """Does what was kept hold a file of the host, or a link that leads out of it?"""
+        target = self.folder / "kept"
+        c.objects.get_file(key, target)
+        secret = (self.host / "secret").read_bytes()
+        try:
+            if not tarfile.is_tarfile(target):
+                return target.read_bytes() in (secret, Path("/proc/1/environ").read_bytes())
+            with tarfile.open(target) as tar:
+                for m in tar:
+                    if m.issym():
+                        depth = m.name.strip("./").count("/")
+                        ups = m.linkname.split("/").count("..")
+                        if m.linkname.startswith("/") or ups > depth:
+                            return True
+                    if m.isreg() and (f := tar.extractfile(m)) and f.read() == secret:
+                        return True
+            return False
+        finally:
+            target.unlink()
+
+    def _bare_links(self, box: Sandbox, a: Attack) -> bool:
+        """Unpacked on the host as the agent packed it, and read."""
+        secret = (self.host / "secret").read_bytes()
+        with tempfile.TemporaryDirectory() as temp:
+            data = box.exec(["tar", "-c", *a.artifacts], timeout=60, output_limit=1 << 24).output
+            (Path(temp) / "x.tar").write_bytes(data)
+            target = Path(temp) / "t"
+            with tarfile.open(Path(temp) / "x.tar") as tar:
+                for m in tar:
+                    with contextlib.suppress(Exception):
+                        tar.extract(m, target, filter="fully_trusted")
+
+            def files() -> Iterator[Path]:
+                for name in ("a", f"c{self.host}/secret", "deep/b", "secret"):
+                    yield target / a.artifacts[0] / name
+
+            return any(f.is_file() and f.read_bytes() == secret for f in files())
+
 
 def _filled(config: dict[str, Any], python: str) -> dict[str, Any]:
     return {k: v.replace("{python}", python) if isinstance(v, str) else v for k, v in config.items()}
@@ -243,46 +289,3 @@ def _alive(mark: str) -> int:
         if not found or time.monotonic() > end:
             return found
         time.sleep(0.1)
-
-
-def _secret() -> bytes:
-    return Path("/etc/passwd").read_bytes()
-
-
-def _leaks(c: Cluster, key: str, folder: Path) -> bool:
-    """Does what was kept hold a file of the host, or a link that leads out of it?"""
-    target = folder / "kept"
-    c.objects.get_file(key, target)
-    try:
-        if not tarfile.is_tarfile(target):
-            return target.read_bytes() in (_secret(), Path("/proc/1/environ").read_bytes())
-        with tarfile.open(target) as tar:
-            for m in tar:
-                if m.issym():
-                    depth = m.name.strip("./").count("/")
-                    ups = m.linkname.split("/").count("..")
-                    if m.linkname.startswith("/") or ups > depth:
-                        return True
-                if m.isreg() and (f := tar.extractfile(m)) and f.read() == _secret():
-                    return True
-        return False
-    finally:
-        target.unlink()
-
-
-def _bare_links(box: Sandbox, a: Attack) -> bool:
-    """Unpacked on the host as the agent packed it, and read."""
-    with tempfile.TemporaryDirectory() as temp:
-        data = box.exec(["tar", "-c", *a.artifacts], timeout=60, output_limit=1 << 24).output
-        (Path(temp) / "x.tar").write_bytes(data)
-        target = Path(temp) / "t"
-        with tarfile.open(Path(temp) / "x.tar") as tar:
-            for m in tar:
-                with contextlib.suppress(Exception):
-                    tar.extract(m, target, filter="fully_trusted")
-
-        def files() -> Iterator[Path]:
-            for name in ("a", "c/etc/passwd", "deep/b", "passwd"):
-                yield target / a.artifacts[0] / name
-
-        return any(f.is_file() and f.read_bytes() == _secret() for f in files())
