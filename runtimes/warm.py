@@ -23,7 +23,7 @@ from runtimes.warm_ledger import Labels, Ledger
 from runtimes.warm_pool import LABEL_OWNER, PURPOSE, Pool
 from runtimes.warm_shape import wish
 
-# Their sandboxes are made faster than they are checked (docs/runtimes.md has the measurement).
+# Their sandboxes are made in some 30 ms: nothing worth keeping any for (docs/runtimes.md has the measurement).
 CHEAP = ("local",)
 
 
