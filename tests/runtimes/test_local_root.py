@@ -188,10 +188,10 @@ def test_secrets_stay_secret(make):
     assert b"root:" not in r.output and b"_key" not in r.output
     # Nor the host's root, nor what holds the mounts, through any process that is seen.
     r = box.exec(
-        "ls -d /proc/[0-9]*/root/root/.ssh /proc/[0-9]*/root/work/main; cat /proc/[0-9]*/environ | tr '\\0' '\\n'",
+        f"ls -d /proc/[0-9]*/root/root/.ssh /proc/[0-9]*/root{REPOSITORY}; cat /proc/[0-9]*/environ | tr '\\0' '\\n'",
         timeout=30,
     )
-    assert holder.MARK.encode() not in r.output and b"/root/work/main" not in r.output.split(b"cannot")[0]
+    assert holder.MARK.encode() not in r.output and f"/root{REPOSITORY}".encode() not in r.output.split(b"cannot")[0]
 
 
 def test_what_is_mounted_inside_is_read_only(runtime, tmp_path):
