@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import posixpath
 from collections.abc import Iterator
 from pathlib import Path
 
 from polar.changes import Writer
-from polar.errors import InfraError, NotFound
+from polar.errors import NotFound
 from runtimes import overlay_upper
 from runtimes.bwrap import under as is_under
 from runtimes.links import resolved
 from runtimes.local_changes import info
-from runtimes.overlay_upper import Found, opened
+from runtimes.overlay_upper import Found, opened, reading
 from runtimes.tree import walk
 
 # What Apptainer mounts over, not the agent's.
@@ -26,7 +25,7 @@ _NEVER = (
 def added(upper: Path, lower: Path, under: str) -> Iterator[str]:
     """Paths below `under` that are the sandbox's own, or its changed copies. Raises InfraError."""
     under = _real(upper, lower.resolve(), under)
-    with _reading(under), opened(upper, under) as fd:
+    with reading(under), opened(upper, under) as fd:
         yield from (f.path for f in _scan(fd, under) if not f.gone)
 
 
@@ -34,7 +33,7 @@ def write(upper: Path, lower: Path, under: str, before: set[str], target: Path, 
     """Raises NotFound without such a folder, in the sandbox as it is now; InfraError."""
     lower = lower.resolve()  # on the shelf it may be a link
     under = _real(upper, lower, under)
-    with _reading(under), opened(upper, under) as fd:
+    with reading(under), opened(upper, under) as fd:
         hidden = overlay_upper.hidden(upper, under)
         if fd is None and (hidden or not (lower / under[1:]).is_dir()):
             raise NotFound(f"no '{under}' in the sandbox")
@@ -70,7 +69,7 @@ def _real(upper: Path, lower: Path, under: str) -> str:
                 break
         return None
 
-    with _reading(under):
+    with reading(under):
         return resolved(under, readlink)
 
 
@@ -78,11 +77,3 @@ def _scan(fd: int | None, under: str) -> Iterator[Found]:
     for f in overlay_upper.scan(fd) if fd is not None else ():
         if not is_under(posixpath.join(under, f.path), _NEVER):
             yield f
-
-
-@contextlib.contextmanager
-def _reading(under: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as e:
-        raise InfraError(f"can't read '{under}': {e.strerror or e}", code="artifact_failed") from e

@@ -18,11 +18,11 @@ from polar.changes import Writer
 from polar.errors import InfraError, NotFound
 from polar.ids import new_id
 from polar.sandbox import SandboxRef
-from runtimes import bwrap, holder, host_files, local_root, overlay_upper, procs, tree
-from runtimes.inroot import MAX_LINKS, Escape, Root
+from runtimes import bwrap, holder, host_files, links, local_root, overlay_upper, procs, tree
+from runtimes.inroot import Escape, Root
 from runtimes.local_box import Record
 from runtimes.local_changes import info
-from runtimes.overlay_upper import opened
+from runtimes.overlay_upper import opened, reading
 from runtimes.tree import walk
 
 log = logging.getLogger("polar.local")
@@ -210,7 +210,7 @@ class Cow:
         with Writer(target, limit) as out:
             out.removed(found.gone | (before - found.own))
             for top, inner, prefix in self._parts(under):
-                with _reading(under), opened(top, inner) as fd:
+                with reading(under), opened(top, inner) as fd:
                     for entry in walk(fd, ".") if fd is not None else ():
                         path = posixpath.join(prefix, *entry.path)
                         if entry.kind == "cut":
@@ -228,7 +228,7 @@ class Cow:
                 with root.locate(under) as (fd, name):
                     if not stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
                         raise NotADirectoryError
-                return _resolved(root.folder, under)
+                return links.resolved(under, _readlink(root.folder))
             except (FileNotFoundError, NotADirectoryError, Escape) as e:
                 raise host_files.absent(root, under) from e
             except OSError as e:
@@ -249,23 +249,23 @@ class Cow:
                 yield self._folder / "upper" / path.strip("/"), "", posixpath.relpath(path, under)
 
     def _differing(self, under: str) -> Differing:
-        with _reading(under):
+        with reading(under):
             mounts = local_root.bound(self._record, self._folder, self._data_dir)
             masked = local_root.masked(self._folder)
-        links = {f"/{name}": target for name, target in local_root.links().items()}
+        ours = {f"/{name}": target for name, target in local_root.links().items()}
         not_its = (*local_root.OWN, *self._overlays(), "/var/run", "/var/lock", *mounts)
         own: set[str] = set()
         gone: set[str] = set()
         for top, inner, prefix in self._parts(under):
             plain = top == self._folder / "fs"
-            with _reading(under), opened(top, inner) as fd:
+            with reading(under), opened(top, inner) as fd:
                 hides = [""] if not plain and overlay_upper.hidden(top, inner) else []
                 for f in overlay_upper.scan(fd) if fd is not None else ():
                     path = posixpath.join(prefix, f.path)
                     absolute = posixpath.join(under, f.path)
                     if plain and (
                         bwrap.under(absolute, not_its)
-                        or (absolute in links and self._links_to(absolute, links[absolute]))
+                        or (absolute in ours and self._links_to(absolute, ours[absolute]))
                     ):
                         continue
                     (gone if f.gone and not plain else own).add(path)
@@ -276,7 +276,7 @@ class Cow:
                     for name in overlay_upper.listing(lower, f"{inner}/{path}", but=masked):
                         gone.add(posixpath.join(prefix, path, name))
             if plain and under == "/":
-                gone |= {path[1:] for path in links if not os.path.lexists(top / path[1:])}
+                gone |= {path[1:] for path in ours if not os.path.lexists(top / path[1:])}
         return Differing(own, gone - own)
 
     def _links_to(self, path: str, target: str) -> bool:
@@ -284,34 +284,13 @@ class Cow:
         return at.is_symlink() and os.readlink(at) == target
 
 
-@contextlib.contextmanager
-def _reading(path: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as e:
-        raise InfraError(f"can't read '{path}': {e.strerror or e}", code="artifact_failed") from e
+def _readlink(top: Path) -> Callable[[str], str | None]:
+    """Where links of the tree `top` lead. What changes meanwhile makes it another path of that tree."""
 
-
-def _resolved(top: Path, path: str) -> str:
-    """`path` with the links of the tree `top` taken. What changes meanwhile makes it another path of that tree."""
-    todo, links = path.split("/")[::-1], 0
-    done: list[str] = []
-    while todo:
-        part = todo.pop()
-        if part in ("", "."):
-            continue
-        if part == "..":
-            done = done[:-1]
-            continue
+    def readlink(path: str) -> str | None:
         try:
-            target = os.readlink(top.joinpath(*done, part))
+            return os.readlink(top / path[1:])
         except OSError:
-            done.append(part)
-            continue
-        links += 1
-        if links > MAX_LINKS:
-            raise NotADirectoryError
-        if target.startswith("/"):
-            done = []
-        todo += target.split("/")[::-1]
-    return "/" + "/".join(done)
+            return None
+
+    return readlink

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from polar.errors import InfraError
 from runtimes.tree import MAX_DEPTH
 
 DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -23,6 +24,15 @@ class Found(NamedTuple):
     path: str  # relative to the folder that was scanned
     gone: bool  # removed; else there, the sandbox's own
     hides: bool  # what the layers below have under this path isn't seen
+
+
+@contextmanager
+def reading(path: str) -> Iterator[None]:
+    """What can't be read is the machinery's failure. Raises InfraError."""
+    try:
+        yield
+    except OSError as e:
+        raise InfraError(f"can't read '{path}': {e.strerror or e}", code="artifact_failed") from e
 
 
 @contextmanager
