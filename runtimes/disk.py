@@ -1,4 +1,5 @@
-"""A bound on what a sandbox writes where no quota can be set: looked at while a command runs, so best effort."""
+"""A bound on what a sandbox writes where no quota can be set: looked at while a command runs and when it has ended, so
+best effort."""
 
 from __future__ import annotations
 
@@ -47,25 +48,33 @@ def usage(folder: Path, stop_at: int | None = None) -> int:
 
 
 class DiskWatch:
-    """`cancelled` for a command's watch: true when the caller wishes, or (then `exceeded`) above `limit` bytes."""
+    """`cancelled` for a command's watch: true when the caller wishes, or (then `exceeded`) above `limit` bytes. In a folder
+    that holds more already, a command may write nothing more: as with a quota, it may read and remove."""
 
     def __init__(self, folder: Path, limit: int | None, cancelled: Callable[[], bool] | None):
         self.exceeded = False
         self._folder, self._limit, self._cancelled = folder, limit, cancelled
+        self._allowed = 0 if limit is None else max(limit, usage(folder))
         self._next = time.monotonic() + FIRST
 
     def __call__(self) -> bool:
         if self._limit is not None and (begun := time.monotonic()) >= self._next:
-            self.exceeded = usage(self._folder, self._limit) > self._limit
+            self._look()
             took = time.monotonic() - begun
             self._next = time.monotonic() + max(FIRST, took / SHARE)
             if self.exceeded:
                 return True
         return bool(self._cancelled and self._cancelled())
 
+    def _look(self) -> None:
+        self.exceeded = self.exceeded or usage(self._folder, self._allowed) > self._allowed
+
     def told(self, result: ExecResult) -> ExecResult:
-        """As the kernel tells of memory: killed from outside."""
-        if not self.exceeded or self._limit is None:
+        """As the kernel tells of memory: killed from outside. Looks once more, for what was quicker than the looks."""
+        if self._limit is None:
+            return result
+        self._look()
+        if not self.exceeded:
             return result
         text = f"\nkilled: more than {self._limit >> 20} MB written (runtime.disk_mb)\n".encode()
         return msgspec.structs.replace(result, exit_code=137, cancelled=False, output=result.output + text)

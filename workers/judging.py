@@ -7,6 +7,8 @@ import threading
 import time
 from pathlib import Path
 
+import msgspec
+
 from evaluators.registry import load_evaluator
 from polar.codec import pack, unpack
 from polar.errors import EvaluatorError, PolarError
@@ -23,6 +25,8 @@ from workers.report import RunReport
 
 log = logging.getLogger("polar.judging")
 
+_ROOM_MB = 64  # for the evaluation's own files
+
 # How a run may have ended for its outcome to be worth judging.
 JUDGED = {"finished", "agent_error", "agent_timeout", "turn_limit", "token_limit", "context_overflow"}
 
@@ -37,8 +41,13 @@ def changes_under(task: TaskRequest) -> str | None:
 
 
 def evaluation_spec(task: TaskRequest) -> RuntimeSpec:
+    """By default the task's own, with room for all that an agent may have written and the archive that brings it: an agent
+    that fills its disk is judged like any other."""
     assert task.evaluator is not None
-    return task.evaluator.runtime or task.runtime
+    if task.evaluator.runtime:
+        return task.evaluator.runtime
+    disk = task.runtime.disk_mb
+    return msgspec.structs.replace(task.runtime, disk_mb=disk * 2 + _ROOM_MB) if disk else task.runtime
 
 
 def fresh_sandbox(ctx: Context, s: Session, task: TaskRequest, timeout: float) -> Sandbox:

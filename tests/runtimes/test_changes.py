@@ -8,6 +8,8 @@ import pytest
 
 from polar import changes
 from polar.errors import InfraError, NotFound
+from polar.task import AgentSpec, EvaluatorSpec, TaskRequest
+from workers.judging import evaluation_spec
 
 PREPARE = """
 mkdir -p repo/sub repo/gone && cd repo && echo one >kept && echo two >edited && echo three >removed &&
@@ -174,3 +176,23 @@ def test_a_folder_named_through_links(backend, make, tmp_path):
         assert "files/polar-f" in names(tmp_path / "c.tar")
     with pytest.raises((NotFound, InfraError)):
         box.changes(tmp_path / "c.tar", under="circle", baseline=b"", limit=1 << 20)
+
+
+def test_an_agent_that_filled_its_disk_is_judged(backend, make, tmp_path):
+    agent = make(disk_mb=30)
+    filled = "cd repo && i=0; while [ $i -lt 26 ]; do head -c 1000000 /dev/zero >f$i || exit; i=$((i+1)); done"
+    assert agent.exec("mkdir repo", timeout=60).exit_code == 0
+    assert agent.exec(filled, timeout=60).exit_code == 0
+    agent.stop()
+    assert agent.changes(tmp_path / "c.tar", under="repo", baseline=b"", limit=1 << 26) is False
+    task = TaskRequest(
+        task_id="t",
+        instruction="x",
+        agent=AgentSpec(harness="shell", command="true"),
+        runtime=backend.spec(disk_mb=30),
+        evaluator=EvaluatorSpec(name="command_judge"),
+    )
+    fresh = make(disk_mb=evaluation_spec(task).disk_mb)
+    assert fresh.exec("mkdir repo", timeout=60).exit_code == 0
+    changes.apply(fresh, tmp_path / "c.tar", "repo", timeout=60)
+    assert fresh.exec("ls repo | wc -l", timeout=60).output == b"26\n"

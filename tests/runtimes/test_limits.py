@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from polar.sandbox import ExecResult
 from runtimes import cgroups, procs, seccomp
 from runtimes.cgroups import Cgroups, Limits
 from runtimes.disk import DiskWatch, usage
@@ -230,3 +231,20 @@ def test_the_watch_passes_the_caller_s_wish_on(tmp_path):
     over._next = 0
     (tmp_path / "f").write_bytes(b"x" * 50_000)
     assert over() and over.exceeded
+
+
+def test_the_watch_sees_what_was_quicker_than_it(tmp_path):
+    done = ExecResult(exit_code=0, output=b"out")
+    quick = DiskWatch(tmp_path, 10_000, None)
+    assert quick.told(done) == done
+    (tmp_path / "f").write_bytes(b"x" * 50_000)
+    told = quick.told(done)
+    assert told.exit_code == 137 and told.output.startswith(b"out\nkilled: more than")
+    # In the full folder one may read and remove, and write no more.
+    reads = DiskWatch(tmp_path, 10_000, None)
+    assert reads.told(done) == done
+    (tmp_path / "g").write_bytes(b"x" * 50_000)
+    assert reads.told(done).exit_code == 137
+    removes = DiskWatch(tmp_path, 10_000, None)
+    (tmp_path / "g").unlink()
+    assert removes.told(done) == done
