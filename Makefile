@@ -28,14 +28,16 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 # Every agent CLI, unmodified, through the real proxy: build/harnesses.json and the table in docs/harnesses.md. Needs npm and
-# its registry once, bubblewrap, and root to see whom the CLIs try to reach.
+# its registry once, bubblewrap, and root to see whom the CLIs try to reach. With ARGS (say "-k pi") it is a part of that:
+# its rows go to build/harnesses-part.json, and the page stays.
 HARNESSES ?= $(or $(POLAR_HARNESSES),$(CURDIR)/build/harness-clis)
+REPORT := build/harnesses$(if $(strip $(ARGS)),-part).json
 harnesses: $(STAMP)
 	$(BIN)/polar images bundle --to $(HARNESSES)
-	@rm -f build/harnesses.json
-	POLAR_HARNESSES=$(HARNESSES) POLAR_HARNESS_REPORT=$(CURDIR)/build/harnesses.json \
-	  $(BIN)/pytest -m harness -rs tests/harnesses $(ARGS); code=$$?; \
-	  $(BIN)/python -m tests.harnesses.table build/harnesses.json docs/harnesses.md && exit $$code
+	@rm -f $(REPORT)
+	POLAR_HARNESSES=$(HARNESSES) POLAR_HARNESS_REPORT=$(CURDIR)/$(REPORT) \
+	  $(BIN)/pytest -m harness -rs tests/harnesses $(ARGS)$(if $(strip $(ARGS)),,; code=$$?; \
+	  $(BIN)/python -m tests.harnesses.table $(REPORT) docs/harnesses.md && exit $$code)
 
 # What is installed and tested here, pinned for everybody.
 lock: $(STAMP)

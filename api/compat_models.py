@@ -49,7 +49,7 @@ class Runtime(_Strict, kw_only=True):
     workdir: Annotated[str, Meta(pattern=r"^/")] | None = None
     cpus: Annotated[float, Meta(gt=0)] | None = None
     memory_mb: Annotated[int, Meta(ge=1)] | None = None
-    storage_mb: int | None = None
+    storage_mb: Annotated[int, Meta(ge=1)] | None = None
     gpus: Annotated[int, Meta(ge=0)] | None = None
     allow_internet: bool = True
     import_path: str | None = None

@@ -27,6 +27,7 @@ from polar.task import (
 # Our names for what an error may point at -> the names the client used.
 _NAMES = {
     "runtime.evaluation_prepare": "runtime.eval_prepare",
+    "runtime.disk_mb": "runtime.storage_mb",
     "evaluator.name": "evaluator.strategy",
     "agent.command": "agent.custom_shell",
 }
@@ -102,8 +103,6 @@ def _agent(a: ref.Agent) -> AgentSpec:
 
 
 def _runtime(r: ref.Runtime) -> RuntimeSpec:
-    if r.storage_mb is not None:
-        raise _cannot("runtime.storage_mb", "no runtime here bounds a sandbox's storage")
     if r.import_path is not None:
         raise _cannot("runtime.import_path", "runtimes are registered with the deployment; name one in 'backend'")
     return RuntimeSpec(
@@ -116,6 +115,7 @@ def _runtime(r: ref.Runtime) -> RuntimeSpec:
         workdir=r.workdir,
         cpus=r.cpus,
         memory_mb=r.memory_mb,
+        disk_mb=r.storage_mb,
         gpus=r.gpus or 0,
         volumes=_volumes(r.kwargs),
     )

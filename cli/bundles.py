@@ -6,6 +6,7 @@ it is written last, so a folder without it is half made.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -14,6 +15,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from importlib.resources import as_file, files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from harness_adapters.versions import Harness, versions
@@ -78,10 +81,16 @@ def wanted(name: str, python: str) -> dict[str, str]:
     harness = v.harnesses[name]
     out = {"harness": name, "version": harness.version, "arch": platform.machine(), "before": v.before, "form": FORM}
     if harness.pypi:
-        out |= {"python": python, "form": PYTHON_FORM}
+        pins = hashlib.sha256(constraints(name).read_bytes()).hexdigest()[:16]
+        out |= {"python": python, "form": PYTHON_FORM, "constraints": pins}
     elif not harness.binary:
         out["node"] = v.node.version
     return out
+
+
+def constraints(name: str) -> Traversable:
+    """pip's file with the version of every package that the harness brings along."""
+    return files("harness_adapters").joinpath(f"{name}.constraints.txt")
 
 
 def is_current(folder: Path, name: str, python: str) -> bool:
@@ -105,14 +114,15 @@ def build(name: str, root: Path, *, python: str = "", force: bool = False) -> Pa
         harness = versions().harnesses[name]
         (made / "bin").mkdir()
         if harness.pypi:
-            _python(harness, made, python)
+            with as_file(constraints(name)) as pins:
+                _python(harness, made, python, pins)
         else:
             _npm(harness, made)
         (made / "bundle.json").write_text(json.dumps(wanted(name, python), indent=1) + "\n")
         made.chmod(0o755)
         old = root / f".{name}-old-{os.getpid()}"
         if target.exists():
-            target.rename(old)  # a mount of it goes on seeing the old files
+            target.rename(old)  # never half made; what runs from it now loses its files
         made.rename(target)
         shutil.rmtree(old, ignore_errors=True)
     finally:
@@ -166,11 +176,12 @@ def _runtime_libraries(node: Path) -> None:
         shutil.copyfile(path, node / "lib" / name)
 
 
-def _python(harness: Harness, made: Path, python: str) -> None:
+def _python(harness: Harness, made: Path, python: str, pins: Path) -> None:
     if not re.fullmatch(r"3\.\d+", python):
         raise InvalidConfig(f"--python: '{python}', allowed: a minor version such as 3.12")
     _call([sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-compile", "--target",
-           str(made / "lib"), "--python-version", python, "--only-binary", ":all:", f"{harness.pypi}=={harness.version}"])  # fmt: skip
+           str(made / "lib"), "--python-version", python, "--only-binary", ":all:", "-c", str(pins),
+           f"{harness.pypi}=={harness.version}"])  # fmt: skip
     # What litellm and the benchmarks' loader pull in, and the agent never imports.
     for unwanted in ("datasets", "pyarrow", "pandas"):
         for path in (made / "lib").glob(f"{unwanted}*"):

@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+import msgspec
+from rich.text import Text
 
+from cli.terminal import Terminal, json_safe, visible
 from polar.codec import to_json
 from polar.config import Settings, load
 from polar.errors import InvalidConfig
@@ -16,6 +18,7 @@ from polar.objects import ObjectStore, open_objects
 from polar.store.connection import connect
 from polar.store.keys import Keys
 from polar.store.sessions import SessionStore
+from polar.task import TaskRequest
 
 # Exit codes: 0 done; 1 something ended badly (a session in error, a stack that failed); 2 wrong input; 3 a service that
 # is needed can't be reached; 4 no such thing; 130 interrupted.
@@ -25,8 +28,8 @@ EXIT_BY_CODE = {
     "store_unavailable": UNAVAILABLE, "engine_unavailable": UNAVAILABLE, "unauthorized": UNAVAILABLE,
 }  # fmt: skip
 
-err = Console(stderr=True, highlight=False)
-out = Console(highlight=False)
+err = Terminal(stderr=True)
+out = Terminal()
 
 
 def settings(config: str | None, **overrides: Any) -> Settings:
@@ -46,7 +49,18 @@ def deployment(config: str | None) -> tuple[Settings, SessionStore, ObjectStore]
     return s, SessionStore(connect(s.store_url), Keys(s.namespace)), open_objects(s.objects_url)
 
 
+def bound(field: str) -> float:
+    """The most that a number of a task may be."""
+    info = msgspec.inspect.type_info(TaskRequest)
+    return next(f.type.le for f in info.fields if f.name == field)  # type: ignore[attr-defined]
+
+
 def print_json(obj: Any) -> None:
     """One line of JSON on stdout."""
-    sys.stdout.write(to_json(obj).decode() + "\n")
+    sys.stdout.write(json_safe(to_json(obj).decode()) + "\n")
     sys.stdout.flush()
+
+
+def complain(message: str) -> None:
+    """What went wrong, on stderr."""
+    err.print(Text.assemble(("polar:", "red"), " ", visible(message)), soft_wrap=True)

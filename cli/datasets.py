@@ -93,7 +93,7 @@ def import_tasks(
             out.print(_table(checks))
         notes = [f"{i.name}: {n}" for i, _ in made for n in i.notes]
         for note in notes[:20]:
-            err.print(f"note: {note}", markup=False)
+            err.print(f"note: {note}")
         out.print(f"{len(made)} tasks in {to}" + (f", {len(bad)} of {len(checks)} don't hold" if bad else ""))
     raise typer.Exit(BAD if bad else OK)
 
@@ -191,7 +191,7 @@ def _write(to: Path, made: list[tuple[Instance, TaskRequest]]) -> None:
 def _checked(instance: Instance, task: TaskRequest, s, quiet: bool):
     c = run_check(instance, task, s)
     if not quiet:
-        err.print(f"{'ok' if c.good else 'BAD'} {c.name} ({c.seconds:.0f} s)", markup=False)
+        err.print(f"{'ok' if c.good else 'BAD'} {c.name} ({c.seconds:.0f} s)")
     return c
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.markup import escape
 
 from cli.common import BAD, OK, err, out, print_json
 from cli.progress import stage_table, task_table, watch
-from cli.stack import EMBEDDED_MODEL, Stack
+from cli.stack import EMBEDDED_MODEL, Stack, interruptible
 from cli.summary import Summary, summarize
 from examples.quickstart.batch import quickstart
 from polar.client import ResultsConsumer
@@ -34,27 +32,28 @@ def demo(settings: Settings, *, runtime: str | None, slots: int, model: str, sam
     if runtime:
         changes["default_runtime"] = runtime
     settings = msgspec.structs.replace(settings, **changes)
-    data = Path(settings.data_dir).resolve()
-    stack = Stack(settings, slots=slots, model=model or EMBEDDED_MODEL)
+    # The demo counts its own batch, so it starts with an empty store.
+    stack = Stack(settings, slots=slots, model=model or EMBEDDED_MODEL, fresh=True)
+    interruptible()
 
     def say(text: str) -> None:
-        err.print(f"[dim]· {escape(text)}[/]", soft_wrap=True)
+        err.print(f"· {text}", style="dim", soft_wrap=True)
 
     try:
-        _fresh(data, stack)
         settings = stack.start(say)
         store = SessionStore(connect(settings.store_url), Keys(settings.namespace))
         objects = open_objects(settings.objects_url)
         for part, what in stack.used.items():
             say(f"{part}: {what}")
         tasks = quickstart(samples, settings.default_runtime)
-        before = engine_tokens(settings)
         ids = list(submit(tasks, store, objects, settings, base=Path.cwd()))
         say(f"submitted {len(ids)} tasks x {samples} samples")
         watch(store, ids, err, live=err.is_terminal, check=lambda: stack.supervisor.failed)
         results = pull(settings, tasks[0].results_queue, samples * len(ids))
         summary = summarize(results)
-        sampled = engine_tokens(settings) - before
+        sampled, why = engine_count(stack)
+        if why:
+            say(f"the engine's own count is not used: {why}; judged by what the proxy captured")
     finally:
         stack.stop()
     seconds = time.monotonic() - started
@@ -63,9 +62,9 @@ def demo(settings: Settings, *, runtime: str | None, slots: int, model: str, sam
         "passed": summary.passed,
         "failed": summary.failed,
         "errors": summary.errors,
-        "engine_tokens": sampled,
+        "engine_tokens": sampled,  # none: not known
         "trace_tokens": summary.trace_tokens,
-        "unaccounted_tokens": sampled - summary.accounted,
+        "unaccounted_tokens": (captured(summary) if sampled is None else sampled) - summary.accounted,
         "seconds": round(seconds, 1),
         "results": f"{settings.objects_url.split('?')[0]}/results",
     }
@@ -81,11 +80,13 @@ def _tables(results, summary: Summary, line: dict[str, Any]) -> None:
     out.print(stage_table(summary))
     judged = summary.passed + summary.failed
     out.print(
-        f"{summary.sessions} sessions: [green]{summary.passed} passed[/], [red]{summary.failed} failed[/], "
+        f"{summary.sessions} sessions: {summary.passed} passed, {summary.failed} failed, "
         f"{summary.errors} errors; pass rate {summary.passed / judged:.0%}" if judged else f"{summary.sessions} sessions"
     )  # fmt: skip
+    known = line["engine_tokens"] is not None
     out.print(
-        f"{line['engine_tokens']} tokens sampled by the engine = {summary.trace_tokens} in {summary.traces} traces "
+        f"{line['engine_tokens'] if known else captured(summary)} tokens "
+        f"{'sampled by the engine' if known else 'captured by the proxy'} = {summary.trace_tokens} in {summary.traces} traces "
         f"({summary.exact_tokens} in their exact context) + {sum(summary.left_out.values())} left out "
         f"{summary.left_out or ''} + {line['unaccounted_tokens']} unaccounted; "
         f"{summary.completions} completions, {summary.turns} turns"
@@ -93,14 +94,10 @@ def _tables(results, summary: Summary, line: dict[str, Any]) -> None:
     out.print(f"{line['seconds']} s; results: {line['results']}", soft_wrap=True)
     url = str(line["results"]).removesuffix("/results")
     out.print(
-        f"[dim]look at them: polar results list --objects {url}   keep a stack running: polar up[/]", soft_wrap=True
+        f"look at them: polar results list --objects {url}   keep a stack running: polar up",
+        style="dim",
+        soft_wrap=True,
     )
-
-
-def _fresh(data: Path, stack: Stack) -> None:
-    """The demo counts its own batch, so it starts with an empty store; models and earlier results stay."""
-    if not stack.base.broker and not (data / "polar.toml").exists():
-        shutil.rmtree(data / "redis", ignore_errors=True)
 
 
 def pull(settings: Settings, queue: str, expected: int) -> list[SessionResult]:
@@ -124,6 +121,25 @@ def pull(settings: Settings, queue: str, expected: int) -> list[SessionResult]:
     if len(results) < expected:
         raise PolarError(f"the results queue gave {len(results)} of {expected} results", code="stack_failed")
     return [results[k] for k in sorted(results)]
+
+
+def captured(summary: Summary) -> int:
+    """Tokens by the proxy's count, failed attempts included."""
+    return summary.sampled_tokens + summary.left_out.get("failed_attempt", 0)
+
+
+def engine_count(stack: Stack) -> tuple[int | None, str]:
+    """What the engine itself says it sampled for the batch; none, and why, where that can't be known."""
+    if stack.base.models:
+        return None, "the engine is yours, and others may use it"
+    if stack.base.broker:
+        return None, "the broker is yours, and sessions of others may have used the engine"
+    if any(p.started > 1 for p in stack.supervisor.processes if p.name == "engine"):
+        return None, "the engine was started again, and counts from there"
+    try:
+        return engine_tokens(stack.settings), ""
+    except OSError as e:
+        return None, f"the engine doesn't tell: {e}"
 
 
 def engine_tokens(settings: Settings) -> int:

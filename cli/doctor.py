@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from functools import partial
 from typing import Annotated
@@ -10,7 +13,8 @@ import typer
 
 from cli.common import BAD, OK, out, print_json, settings
 from cli.stack import get_json
-from polar.config import Settings
+from cli.terminal import one_line
+from polar.config import Model, Settings
 from polar.objects import open_objects
 from polar.store.connection import connect, redact
 from runtimes.registry import allowed, load_runtime
@@ -25,7 +29,7 @@ def doctor(
     checks = [
         _check("broker", lambda: _broker(s)),
         _check("objects", lambda: _objects(s)),
-        *[_check(f"engine:{name}", partial(_engine, u, m.protocol)) for name, m in s.models.items() for u in m.engines],
+        *[_check(f"engine:{name}", partial(_engine, u, name, m)) for name, m in s.models.items() for u in m.engines],
         _check("proxy", lambda: _proxy(s)),
         *[_check(f"runtime:{n}", partial(_runtime, n, s)) for n in allowed(s)],
     ]
@@ -34,7 +38,8 @@ def doctor(
     else:
         colours = {"ok": "green", "fail": "red", "absent": "yellow"}
         for c in checks:
-            out.print(f"[{colours[c['status']]}]{c['status']:6}[/] {c['name']:18} {c['detail']}", soft_wrap=True)
+            out.print(f"{c['status']:6}", style=colours[c["status"]], end=" ")
+            out.print(f"{c['name']:18} {one_line(c['detail'])}", soft_wrap=True)
     raise typer.Exit(BAD if any(c["status"] == "fail" for c in checks) else OK)
 
 
@@ -69,20 +74,31 @@ def _objects(s: Settings) -> tuple[str, str]:
     return "ok", s.objects_url.split("?")[0]
 
 
-def _engine(url: str, protocol: str) -> tuple[str, str]:
-    if protocol != "sglang":
-        served = get_json(f"{url.rstrip('/').removesuffix('/v1')}/v1/models", timeout=5)
+def _engine(url: str, name: str, model: Model) -> tuple[str, str]:
+    variable = model.api_key_env
+    key = os.environ.get(variable, "") if variable else ""
+    if variable and not key:
+        return "fail", f"{url}: models.{name}.api_key_env: the variable {variable} is not set here"
+    try:
+        if model.protocol == "sglang":
+            info = get_json(f"{url}/model_info", timeout=5, key=key)
+            return "ok", f"{url}: {info.get('model_path')}, weight version {info.get('weight_version')}"
+        served = get_json(f"{url.rstrip('/').removesuffix('/v1')}/v1/models", timeout=5, key=key)
         return "ok", f"{url}: serves {', '.join(m['id'] for m in served.get('data', [])) or 'no model'}"
-    info = get_json(f"{url}/model_info", timeout=5)
-    return "ok", f"{url}: {info.get('model_path')}, weight version {info.get('weight_version')}"
+    except urllib.error.HTTPError as e:
+        if e.code not in (401, 403):
+            raise
+        hint = (
+            f"refuses the key in {variable}"
+            if variable
+            else f"wants a key: name its variable in models.{name}.api_key_env"
+        )
+        return "fail", f"{url}: {hint}"
 
 
 def _proxy(s: Settings) -> tuple[str, str]:
     if not s.proxy_url:
         return "absent", "not configured: set proxy_url, or use 'polar up'"
-    import urllib.error
-    import urllib.request
-
     try:
         urllib.request.urlopen(f"{s.proxy_url}/v1/models", timeout=5)
     except urllib.error.HTTPError as e:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from cli import bundles
-from cli.common import BAD, err, out, print_json
+from cli.common import BAD, complain, out, print_json
 from harness_adapters.versions import versions
 from polar.errors import InvalidConfig
 
@@ -57,7 +57,7 @@ def bundle(
             out.print(str(bundles.build(name, to.absolute(), python=python, force=force)), soft_wrap=True)
         except bundles.BundleError as e:
             failed.append(name)
-            err.print(f"[red]{name}:[/] {e.message}", soft_wrap=True, markup=True)
+            complain(f"{name}: {e.message}")
     if failed:
         raise typer.Exit(BAD)
 

@@ -9,11 +9,10 @@ from typing import Annotated
 
 import redis.exceptions
 import typer
-from rich.markup import escape
 
 from cli import datasets, images, results, session, tasks, transcript
 from cli import doctor as doctor_command
-from cli.common import BAD, EXIT_BY_CODE, INTERRUPTED, UNAVAILABLE, err
+from cli.common import BAD, EXIT_BY_CODE, INTERRUPTED, UNAVAILABLE, complain, err
 from cli.processes import replace_by
 from polar.errors import PolarError
 
@@ -107,16 +106,14 @@ def main() -> None:
         err.print("interrupted")
         sys.exit(INTERRUPTED)
     except PolarError as e:
-        err.print(f"[red]polar:[/] {escape(e.message)}", soft_wrap=True)
+        complain(e.message)
         sys.exit(EXIT_BY_CODE.get(e.code, BAD))
     except redis.exceptions.RedisError as e:
-        err.print(
-            f"[red]polar:[/] broker or store: {escape(str(e))}; is it running? try 'polar doctor'", soft_wrap=True
-        )
+        complain(f"broker or store: {e}; is it running? try 'polar doctor'")
         sys.exit(UNAVAILABLE)
     except Exception as e:
         if hasattr(e, "exit_code") and hasattr(e, "format_message"):  # a usage error of the command line
-            err.print(f"[red]polar:[/] {escape(e.format_message())}", soft_wrap=True)
+            complain(e.format_message())
             sys.exit(e.exit_code)
         raise
 

@@ -10,6 +10,7 @@ import typer
 from cli.common import out, print_json
 from cli.results_read import Config, Json, Objects, find, of_session, read
 from cli.results_rebuild import rebuild
+from cli.terminal import one_line
 from polar.codec import to_json
 from polar.errors import NotFound
 
@@ -48,9 +49,9 @@ def show(session: str, config: Config = None, objects: Objects = None, as_json: 
         f"  termination {r.termination}   verdict {r.verdict}   reward {'none' if r.reward is None else r.reward}"
     )
     if r.error:
-        out.print(f"  error {r.error.code}: {r.error.message}", soft_wrap=True)
+        out.print(f"  error {r.error.code}: {one_line(r.error.message)}", soft_wrap=True)
     if r.evaluation and r.evaluation.error:
-        out.print(f"  evaluation {r.evaluation.error.code}: {r.evaluation.error.message}", soft_wrap=True)
+        out.print(f"  evaluation {r.evaluation.error.code}: {one_line(r.evaluation.error.message)}", soft_wrap=True)
     out.print("  " + "  ".join(f"{k} {v:.2f}s" for k, v in r.timing.items()), soft_wrap=True)
     f = r.trajectory.fidelity
     out.print(f"  {f.completions} completions in {f.chains} chains, {f.sampled_tokens} tokens sampled, {f.trace_tokens} in "
@@ -63,7 +64,7 @@ def show(session: str, config: Config = None, objects: Objects = None, as_json: 
         facts = f"reward {t.reward}, weight {t.weight:g}, versions {versions}"
         out.print(f"  trace {t.trace_id}: {lengths}, {facts}", soft_wrap=True)
     for a in r.artifacts:
-        out.print(f"  artifact {a.name}: {a.size} bytes, {a.key}", soft_wrap=True)
+        out.print(f"  artifact {one_line(a.name)}: {a.size} bytes, {one_line(a.key)}", soft_wrap=True)
     return None
 
 

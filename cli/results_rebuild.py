@@ -10,7 +10,7 @@ import msgspec
 import typer
 import zstandard
 
-from cli.common import BAD, deployment, err, out, print_json
+from cli.common import BAD, complain, deployment, out, print_json
 from cli.results_read import Config, Json, Objects, of_session
 from polar.codec import compress, decompress, pack, to_json, unpack
 from polar.completion import Completion
@@ -67,7 +67,7 @@ def rebuild(
         if target is not None:
             out.print(f"  written to {target}", soft_wrap=True)
     if not same and not builder and not changes:
-        err.print(f"[red]polar:[/] the same builder now gives other traces than are stored for {new.session_id}")
+        complain(f"the same builder now gives other traces than are stored for {new.session_id}")
         raise typer.Exit(BAD)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cli.common import deployment, err, out, print_json
+from cli.common import bound, deployment, err, out, print_json
 from cli.results import of_session
 from polar.ids import new_id
 from polar.store.capture import CaptureStore
@@ -22,7 +22,9 @@ Json = Annotated[bool, typer.Option("--json", help="One line of JSON on stdout."
 def open_(
     config: Config = None,
     model: Annotated[str, typer.Option(help="Row of the model table.")] = "policy",
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds until the session closes by itself.")] = 3600,
+    timeout: Annotated[
+        float, typer.Option(min=1, max=bound("timeout_seconds"), help="Seconds until the session closes by itself.")
+    ] = 3600,
     builder: str = "exact",
     as_json: Json = False,
 ) -> None:
@@ -40,7 +42,7 @@ def open_(
         return print_json({"session": s.session_id, "base_url": base_url, "api_key": key})
     out.print(f"session {s.session_id}")
     out.print(f"export OPENAI_BASE_URL={base_url}/v1\nexport OPENAI_API_KEY={key}", soft_wrap=True)
-    err.print(f"[dim]close it with: polar session close {s.session_id}[/]", soft_wrap=True)
+    err.print(f"close it with: polar session close {s.session_id}", style="dim", soft_wrap=True)
     return None
 
 

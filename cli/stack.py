@@ -8,20 +8,25 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
+from redis.exceptions import RedisError
 
 from cli.supervisor import Process, StackError, Supervisor
-from polar.config import Model, Settings
+from polar.config import Model, Settings, without_settings
 from polar.errors import InvalidConfig, PolarError
 from polar.sandbox import LABEL_NAMESPACE, LABEL_NODE
 from polar.store.connection import connect, redact
+from polar.store.keys import Keys
+from polar.store.sessions import SessionStore
 from runtimes.registry import allowed, load_runtime
 
 # A Unix socket's path may be about 107 bytes long.
@@ -32,18 +37,21 @@ EMBEDDED_MODEL = "smollm2-135m-instruct"
 class Stack:
     """Starts what the settings don't name: an empty `broker` means an embedded server, no `models` an embedded engine.
 
-    `used` says in words what each part is. One stack per data folder: a lock file refuses a second one.
+    `used` says in words what each part is. One stack per data folder: a lock file refuses a second one. `fresh`: an
+    embedded store begins empty; models and results stay.
     """
 
-    def __init__(self, settings: Settings, *, node: str = "", slots: int = 8, model: str = EMBEDDED_MODEL):
+    def __init__(
+        self, settings: Settings, *, node: str = "", slots: int = 8, model: str = EMBEDDED_MODEL, fresh: bool = False
+    ):
         self.base = settings
         self.settings = settings
-        self.slots, self.model = slots, model
+        self.slots, self.model, self.fresh = slots, model, fresh
         self.data = Path(settings.data_dir).resolve()
         # Sandboxes are known by their node: two stacks on one Docker engine must not take each other's for left-overs.
         self.node = node or f"local-{hashlib.sha256(str(self.data).encode()).hexdigest()[:8]}"
         self.used: dict[str, str] = {}
-        self.supervisor = Supervisor(self.data / "logs")
+        self.supervisor = Supervisor(self.data / "logs", env=without_settings(os.environ))
         self._sockets: Path | None = None
         self._lock: Any = None
 
@@ -53,6 +61,8 @@ class Stack:
         sockets = self._socket_folder()
         config: dict[str, Any] = {"data_dir": str(self.data), "objects": self.settings.objects_url}
         if not self.base.broker:
+            if self.fresh:
+                self._forget()
             config["broker"] = self._redis(sockets, say)
         self._settle(config)
         self.used.setdefault("broker", redact(self.settings.broker))
@@ -79,9 +89,9 @@ class Stack:
             shutil.rmtree(self._sockets, ignore_errors=True)
             self._sockets = None
         if self._lock:
+            self._config_path().unlink(missing_ok=True)  # while it is surely ours
             self._lock.close()
             self._lock = None
-            (self.data / "polar.toml").unlink(missing_ok=True)
 
     # Parts -----------------------------------------------------------------------------------------------------------
 
@@ -114,12 +124,11 @@ class Stack:
         return url
 
     def _engine(self) -> dict[str, Any]:
-        file = self._port_file("engine")
-        argv = [sys.executable, "-m", "engine", "--model", self.model, "--data-dir", str(self.data)]
-        self.supervisor.start(
-            Process("engine", [*argv, "--port", "0", "--port-file", str(file)], ready=file.exists, ready_timeout=300)
-        )
-        url = file.read_text().strip()
+        # It listens on loopback for this stack alone: a key in our environment is that of another engine.
+        url = self._serve(
+            "engine", "--model", self.model, "--data-dir", str(self.data),
+            env={"POLAR_ENGINE_API_KEY": ""}, ready_timeout=300,
+        )  # fmt: skip
         info = get_json(f"{url}/model_info")
         length = get_json(f"{url}/v1/models")["data"][0]["max_model_len"]
         self.used["engine"] = f"embedded, {self.model}"
@@ -133,40 +142,53 @@ class Stack:
         }
 
     def _proxy(self, sockets: Path) -> None:
-        file, sock = self._port_file("proxy"), sockets / "proxy" / "sock"
+        sock = sockets / "proxy" / "sock"
         sock.parent.mkdir(exist_ok=True)
-        argv = [sys.executable, "-m", "proxy", "--config", str(self._config_path()), "--port", "0"]
-        self.supervisor.start(
-            Process("proxy", [*argv, "--socket", str(sock), "--port-file", str(file)], ready=file.exists)
-        )
-        self._settle({"proxy_url": file.read_text().strip(), "proxy_socket": str(sock)})
+        url = self._serve("proxy", "--config", str(self._config_path()), "--socket", str(sock))
+        self._settle({"proxy_url": url, "proxy_socket": str(sock)})
 
     def _api(self) -> None:
-        file = self._port_file("api")
-        token = self.data / "api-token"
-        if not token.exists():
-            token.touch(mode=0o600)
-            token.write_text(secrets.token_urlsafe(32))
-        env = {self.settings.api_token_env: token.read_text()}
-        argv = [
-            sys.executable,
-            "-m",
-            "api",
-            "--config",
-            str(self._config_path()),
-            "--port",
-            "0",
-            "--port-file",
-            str(file),
-        ]
-        self.supervisor.start(Process("api", argv, env=env, ready=file.exists))
-        self._settle({"api_url": file.read_text().strip()})
-        self.used["api"] = f"{self.settings.api_url} (token in {token})"
+        variable, file = self.settings.api_token_env, self.data / "api-token"
+        token, where = os.environ.get(variable, ""), f"${variable}"
+        if not token:
+            if not file.exists():
+                file.touch(mode=0o600)
+                file.write_text(secrets.token_urlsafe(32))
+            token, where = file.read_text(), str(file)
+        self._settle({"api_url": self._serve("api", "--config", str(self._config_path()), env={variable: token})})
+        self.used["api"] = f"{self.settings.api_url} (token in {where})"
 
     def _workers(self) -> None:
+        """One process per stage. RUN comes last, and with it the stack: when all work and the node is known."""
         base = [sys.executable, "-m", "workers", "--config", str(self._config_path()), "--node", self.node]
-        for stage, extra in (("reaper", []), ("init", []), ("run", ["--slots", str(self.slots)]), ("postrun", [])):
-            self.supervisor.start(Process(f"worker-{stage}", [*base, *extra, "--", stage]))
+        workers = [Process(f"worker-{s}", [*base, "--", s]) for s in ("reaper", "init", "postrun")]
+        store = SessionStore(connect(self.settings.store_url), Keys(self.settings.namespace))
+        since = store.now()
+
+        def ready() -> bool:
+            if failed := self.supervisor.failed:
+                raise StackError(failed)
+            try:
+                beat = store.nodes().get(self.node, {}).get("beat", 0.0)
+            except RedisError:
+                return False
+            return beat >= since and all(w.steady for w in workers)
+
+        run = [*base, "--slots", str(self.slots), "--", "run"]
+        workers.append(Process("worker-run", run, ready=ready, ready_timeout=120))
+        for worker in workers:
+            self.supervisor.start(worker)
+
+    def _serve(self, name: str, *argv: str, **options: Any) -> str:
+        """Start a service and return its URL. Whenever it is started again, it is at the same one."""
+        file = self.data / f"{name}.url"
+        file.unlink(missing_ok=True)
+        command = [sys.executable, "-m", name, *argv, "--port-file", str(file), "--port"]
+        process = Process(name, [*command, "0"], ready=file.exists, **options)
+        self.supervisor.start(process)
+        url = file.read_text().strip()
+        process.argv = [*command, str(urlsplit(url).port)]
+        return url
 
     def _runtimes(self) -> dict[str, str]:
         """The back-end that tasks get, in words, and the others that work here."""
@@ -192,19 +214,23 @@ class Stack:
     def _config_path(self) -> Path:
         return self.data / "polar.toml"
 
-    def _port_file(self, name: str) -> Path:
-        path = self.data / f"{name}.url"
-        path.unlink(missing_ok=True)
-        return path
-
     def _socket_folder(self) -> Path:
-        folder = self.data / "sockets"
-        if len(str(folder)) > SOCKET_PATH_MAX - 12:
+        """A new one each time: what is left of a killed stack, ending, must not reach our store, nor remove its socket."""
+        folder, name = self.data / "sockets", secrets.token_hex(4)
+        if len(f"{folder}/{name}/redis.sock") > SOCKET_PATH_MAX:
             folder = Path(tempfile.mkdtemp(prefix="polar-"))
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(mode=0o700)
+        (folder / name).mkdir(mode=0o700, parents=True)
         self._sockets = folder
-        return folder
+        return folder / name
+
+    def _forget(self) -> None:
+        """Empty the store. A killed stack's server may still be ending there: it keeps its files until then."""
+        old = self.data / "redis.old"
+        shutil.rmtree(old, ignore_errors=True)
+        if (self.data / "redis").exists():
+            os.replace(self.data / "redis", old)
+            shutil.rmtree(old, ignore_errors=True)
 
     def _take_lock(self) -> None:
         lock = (self.data / "stack.lock").open("w")
@@ -227,8 +253,22 @@ class Stack:
                 continue  # the next stack's janitor tries again
 
 
-def get_json(url: str, timeout: float = 10) -> Any:
-    with urllib.request.urlopen(url, timeout=timeout) as reply:
+def interruptible() -> None:
+    """SIGTERM and the terminal's end (SIGHUP) count as Ctrl-C, once; where they are ignored (nohup) they stay so."""
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+
+    def interrupt(*_: Any) -> None:
+        for n in numbers:
+            signal.signal(n, lambda *_: None)  # a second one doesn't disturb the clearing up
+        raise KeyboardInterrupt
+
+    for n in numbers:
+        signal.signal(n, interrupt)
+
+
+def get_json(url: str, timeout: float = 10, key: str = "") -> Any:
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"} if key else {})
+    with urllib.request.urlopen(request, timeout=timeout) as reply:
         return json.load(reply)
 
 

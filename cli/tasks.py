@@ -8,11 +8,13 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from cli.common import BAD, MISSING, OK, deployment, err, out, print_json
+from cli.common import BAD, MISSING, OK, bound, complain, deployment, err, out, print_json
 from cli.progress import stage_table, task_table, watch
 from cli.summary import read_results, summarize
+from cli.terminal import one_line
 from polar.codec import load_file
 from polar.errors import NotFound
+from polar.store.sessions import SessionStore
 from polar.task import TaskRequest
 from submission import submit as submit_tasks
 from submission.nudge import nudge
@@ -21,7 +23,9 @@ Files = Annotated[list[Path], typer.Argument(help="Task files: .yaml, .json, .js
 Config = Annotated[str | None, typer.Option("--config")]
 Json = Annotated[bool, typer.Option("--json", help="One line of JSON on stdout.")]
 Runtime = Annotated[str | None, typer.Option(help="Run on this back-end, whatever the tasks say.")]
-Samples = Annotated[int | None, typer.Option(min=1, help="Samples per task, whatever the tasks say.")]
+Samples = Annotated[
+    int | None, typer.Option(min=1, max=bound("num_samples"), help="Samples per task, whatever the tasks say.")
+]
 
 
 def _read(files: list[Path], runtime: str | None, samples: int | None) -> list[tuple[TaskRequest, Path]]:
@@ -102,7 +106,7 @@ def status(
         return print_json(s)
     out.print(f"{s.task_id}: {s.done}/{s.total} done, queue {s.queue}")
     for x in s.sessions:
-        error = f"  {x.error.code}: {x.error.message}" if x.error else ""
+        error = f"  {x.error.code}: {one_line(x.error.message)}" if x.error else ""
         out.print(f"  {x.session_id}  {x.state}  attempt {x.attempt}  {x.termination} {x.verdict} "
                   f"{'' if x.reward is None else x.reward}{error}", soft_wrap=True)  # fmt: skip
     return None
@@ -116,23 +120,31 @@ def _brief(store, task: str) -> dict:
 def cancel(
     ids: Annotated[list[str], typer.Argument(help="Tasks or sessions.")], config: Config = None, as_json: Json = False
 ) -> None:
-    """Ask for the end of tasks or sessions. What was sampled so far still becomes a result."""
+    """Ask for the end of tasks or sessions. What was sampled so far still becomes a result. Exit code 4 if one of them
+    doesn't exist; the others are ended all the same."""
     _, store, _ = deployment(config)
-    report = {}
-    for name in ids:
-        try:
-            sessions = [s.session_id for s in store.task_status(name).sessions]
-        except NotFound:
-            sessions = [name]
-        for sid in sessions:
+    cancelled: dict[str, str] = {}
+    missing: list[str] = []
+    for name in dict.fromkeys(ids):
+        for sid in _sessions(store, name):
             try:
-                report[sid] = store.cancel(sid)
+                cancelled[sid] = store.cancel(sid)
             except NotFound:
-                err.print(f"[red]polar:[/] no task or session '{name}'")
-                raise typer.Exit(MISSING) from None
-    nudge(store, report)
+                missing.append(sid)
+                continue
+            nudge(store, [sid])  # it may wait for POSTRUN now
+            if not as_json:
+                out.print(f"{sid}: was {cancelled[sid]}")
     if as_json:
-        print_json({"cancelled": report})
-    else:
-        for sid, state in report.items():
-            out.print(f"{sid}: was {state}")
+        print_json({"cancelled": cancelled, "missing": missing})
+    for name in missing:
+        complain(f"no task or session '{name}'")
+    raise typer.Exit(MISSING if missing else OK)
+
+
+def _sessions(store: SessionStore, name: str) -> list[str]:
+    """The sessions of a task, or what may be one itself."""
+    try:
+        return [s.session_id for s in store.task_status(name).sessions]
+    except NotFound:
+        return [name]

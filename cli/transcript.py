@@ -6,6 +6,7 @@ import typer
 
 from cli.common import out, print_json
 from cli.results_read import Config, Json, Objects, of_session
+from cli.terminal import one_line
 from harness_adapters import transcripts
 from polar.codec import decompress, unpack
 from polar.completion import Completion
@@ -26,12 +27,12 @@ def transcript(session: str, config: Config = None, objects: Objects = None, as_
             print_json(e)
         return
     for c in completions:
-        said = " ".join((c.response.get("content") or "").split())[:LINE]
-        labels = "".join(f" {k}={v}" for k, v in c.labels.items())
-        out.print(f"#{c.index} {c.completion_id} {c.role} {c.link} {len(c.sampled_ids)} tokens{labels}", markup=False)
-        out.print(f"   {said or '(no text)'}", markup=False, soft_wrap=True)
+        said = one_line(c.response.get("content") or "")[:LINE]
+        labels = one_line("".join(f" {k}={v}" for k, v in c.labels.items()))
+        out.print(f"#{c.index} {c.completion_id} {c.role} {c.link} {len(c.sampled_ids)} tokens {labels}")
+        out.print(f"   {said or '(no text)'}", soft_wrap=True)
         for e in joined.of(c.completion_id):
-            out.print(f"   {e.kind:6} {e.file}:{e.line}  {e.text[:LINE]}", markup=False, soft_wrap=True)
+            out.print(f"   {e.kind:6} {one_line(e.file)}:{e.line}  {one_line(e.text)[:LINE]}", soft_wrap=True)
     if joined.missing:
         out.print(f"not in the transcript: {len(joined.missing)} of {len(completions)} completions")
 

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import signal
-import threading
+import time
 
-from cli.common import BAD, OK, err
-from cli.stack import EMBEDDED_MODEL, Stack
+from cli.common import OK, err
+from cli.stack import EMBEDDED_MODEL, Stack, interruptible
+from cli.supervisor import StackError
 from polar.config import Settings
 
 
 def up(settings: Settings, *, node: str, slots: int, model: str) -> int:
     stack = Stack(settings, node=node, slots=slots, model=model or EMBEDDED_MODEL)
-    ended = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    interruptible()
     try:
-        stack.start(lambda text: err.print(f"[dim]· {text}[/]"))
+        stack.start(lambda text: err.print(f"· {text}", style="dim", soft_wrap=True))
         for part, what in stack.used.items():
             err.print(f"  {part:8} {what}", soft_wrap=True)
         err.print("ready: 'polar run task.yaml' in another terminal; Ctrl-C stops everything")
-        while not ended.wait(0.5):
-            if stack.supervisor.failed:
-                err.print(f"[red]polar:[/] {stack.supervisor.failed}", soft_wrap=True)
-                return BAD
-        return OK
+        while not (failed := stack.supervisor.failed):
+            time.sleep(0.5)
+        raise StackError(failed)
     except KeyboardInterrupt:
         err.print("stopping")
         return OK

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import socket
 import ssl
@@ -25,7 +24,6 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 TEMPLATE = Path("/etc/polar/polar.toml")
 CONFIG = Path("/tmp/polar.toml")
-DATA = Path("/var/lib/polar")
 MODELS = Path("/models")
 BUNDLED = {"redis": "BROKER_URL", "s3": "OBJECTS_URL", "engine": "ENGINE_URL"}  # role -> whose address replaces it
 STAGES = ("reaper", "init", "run", "postrun")
@@ -106,8 +104,6 @@ def serve(role: str, options: list[str], env: dict[str, str]) -> NoReturn:
     if role == "api":
         need(env, "POLAR_API_TOKEN")
         become([*python, "api", "--host", "0.0.0.0", "--port", API_PORT, *options])
-    # This container's predecessor may have been killed while it held files.
-    shutil.rmtree(DATA / "scratch", ignore_errors=True)
     become([*python, "workers", "--node", need(env, "POLAR_NODE"), *options, "--", role])
 
 

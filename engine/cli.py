@@ -104,7 +104,7 @@ async def _serve(engine, listener: socket.socket, args: argparse.Namespace) -> N
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     runner = web.AppRunner(
-        create_app(engine, args.api_key), handler_cancellation=True, access_log=None, shutdown_timeout=0.5
+        create_app(engine, args.api_key or None), handler_cancellation=True, access_log=None, shutdown_timeout=0.5
     )
     await runner.setup()
     await web.SockSite(runner, listener).start()

@@ -60,9 +60,6 @@ class Space:
             )
         return r
 
-    def has_git(self) -> bool:
-        return self.sh("command -v git >/dev/null", cwd="/", check=False).exit_code == 0
-
     def put(self, name: str, data: bytes | Iterable[str]) -> None:
         """`name` in the folder; paths are written each ended by NUL."""
         self.sandbox.write(f"{self.folder}/{name}", data if isinstance(data, bytes) else encode(data))

@@ -145,11 +145,8 @@ class _Case:
         """In a sandbox of its own, which goes right after."""
         if self.outcome.another is None:
             raise EvaluatorError("no second sandbox can be had here", retryable=False)
-        sandbox = self.outcome.another()
-        try:
+        with running.passing(self.outcome.another()) as sandbox:
             return self._run(self._space(sandbox), name, agent, edit)
-        finally:
-            sandbox.destroy()
 
     def _run(self, space: Space, name: str, agent: Patch, edit: Edit | None = None) -> Ran:
         """The tests over the pristine repository with a patch, in a sandbox of their own."""

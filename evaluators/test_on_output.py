@@ -115,11 +115,8 @@ class TestOnOutput:
             return evaluation
 
         def again(edit: Edit, name: str) -> Ran:
-            sandbox = another()
-            try:
+            with running.passing(another()) as sandbox:
                 return self._run(outcome, sandbox, name, edit)[0]
-            finally:
-                sandbox.destroy()
 
         if not tests:
             return self._confirm_whole(evaluation, again)

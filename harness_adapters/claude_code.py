@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from harness_adapters.cli import MODEL, PATIENCE, CliAdapter, CliSettings, ListedTool, limits, stdio
+from harness_adapters.events import of_type, text_of
 from harness_adapters.qwen_code import stream_json_outcome
 from polar.launch import Endpoint, File, LaunchPlan, Outcome
 from polar.task import AgentSpec
@@ -91,7 +92,14 @@ class ClaudeCode(CliAdapter):
         )
 
     def outcome(self, exit_code: int | None, output: str) -> Outcome:
-        return stream_json_outcome(exit_code, output, _USAGE)
+        return stream_json_outcome(exit_code, output, _USAGE, _turns)
+
+
+def _turns(found: list[dict[str, Any]]) -> int:
+    """Of the main agent: not all of a subagent's answers are told. Each part of an answer is an event with the answer's id.
+    (`num_turns` of its `result` counts tool calls.)"""
+    main = [e for e in of_type(found, "assistant") if not text_of(e, "parent_tool_use_id")]
+    return len({text_of(e, "message", "id") for e in main} - {""})
 
 
 def _mcp(agent: AgentSpec) -> dict[str, Any]:

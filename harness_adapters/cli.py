@@ -157,7 +157,7 @@ def check_line(line: str) -> str:
 def check_instruction(instruction: str) -> None:
     check_text(instruction, "instruction")
     if not instruction.strip():
-        raise InvalidTask("instruction: is empty; the agent CLI would refuse it")
+        raise InvalidTask("instruction: found no text, allowed is one that isn't blank; the agent CLI would refuse it")
 
 
 def _link_skills(agent: AgentSpec, place: str) -> list[str]:

@@ -61,7 +61,7 @@ class Codex(CliAdapter):
             "tool_errors": count(tools, lambda i: i.get("status") == "failed"),
             "usage": numbers(done[-1].get("usage"), _USAGE) if done else {},
         }
-        return ended(exit_code, output, answered=bool(done), error=error, notes=notes, partial=not started)
+        return ended(exit_code, output, answered=bool(done), error=error, notes=notes)
 
 
 def _config(s: Settings, room: Limits, agent: AgentSpec, endpoint: Endpoint) -> dict[str, Any]:

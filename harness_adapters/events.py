@@ -13,7 +13,8 @@ from typing import Any
 from harness_adapters.common import by_exit_code, ended_by_itself, last_lines, writable
 from polar.launch import Outcome
 
-MAX_LINE = 1 << 20
+TAIL = 1 << 20  # bytes: of more than that an adapter is given the end
+MAX_LINE = TAIL
 MAX_NOTE = 500  # characters
 MAX_COUNT = (1 << 53) - 1  # what every reader of JSON can hold
 _OVERFLOW = (
@@ -41,6 +42,11 @@ def events(output: str) -> list[dict[str, Any]]:
     return found
 
 
+def cut_off(output: str) -> bool:
+    """Whether `output` may be the end of more: then its first line is a part of one, and what it doesn't have is unknown."""
+    return len(output.encode("utf-8", "replace")) >= TAIL
+
+
 def of_type(found: list[dict[str, Any]], *types: str) -> list[dict[str, Any]]:
     return [e for e in found if e.get("type") in types]
 
@@ -50,32 +56,41 @@ def last_at(found: list[dict[str, Any]], kind: str) -> int:
     return max((i for i, e in enumerate(found) if e.get("type") == kind), default=-1)
 
 
-def ended(
-    exit_code: int | None, output: str, *, answered: bool, error: str, notes: dict[str, Any], partial: bool = False
-) -> Outcome:
+def ended(exit_code: int | None, output: str, *, answered: bool, error: str, notes: dict[str, Any]) -> Outcome:
     """How a run ended. `answered`: the CLI says that it came to its end; an exit code 0 without that is an error, since some
     CLIs exit so when they did nothing. `error` is the CLI's own last word on a failure."""
     error = " ".join(error.split())
     if error:
         notes["error"] = error
-    if partial:
-        notes["partial"] = True  # the counts are those of the end of the output
-    notes = {k: v for k, v in notes.items() if v not in (None, "", [], {})}
+    notes = known(notes, output)
     if exit_code == 0 and answered and not error:
         return Outcome(termination="finished", notes=notes)
     if exit_code == 0:
-        outcome = Outcome(termination="agent_error", message=error or "exit code 0 without a final answer")
+        where = " in the last MiB of its output" if cut_off(output) else ""
+        outcome = Outcome(termination="agent_error", message=error or f"exit code 0 without a final answer{where}")
     else:
         outcome = by_exit_code(exit_code, output)
         if error and exit_code is not None:
             outcome.message = f"exit code {exit_code}: {error}"
-    # Not the events: what a tool printed is not what the CLI says.
-    plain = "\n".join(line for line in output[-20_000:].split("\n") if not line.startswith("{"))
-    said = f"{error} {last_lines(plain, 1000)}".lower()
+    said = f"{error} {last_lines(_plain(output), 1000)}".lower()
     if ended_by_itself(exit_code) and any(w in said for w in _OVERFLOW):
         outcome.termination = "context_overflow"
     outcome.notes = notes
     return outcome
+
+
+def known(notes: dict[str, Any], output: str) -> dict[str, Any]:
+    """The notes that say something. `partial`: they tell of the end of a long output, where nothing counted is nothing known."""
+    notes = {k: v for k, v in notes.items() if v not in (None, "", [], {})}
+    if cut_off(output):
+        notes = {k: v for k, v in notes.items() if v != 0} | {"partial": True}
+    return notes
+
+
+def _plain(output: str) -> str:
+    """What the CLI says in plain words. Not its events, whole or cut: what a tool printed is in them."""
+    lines = output.split("\n")[cut_off(output) :]
+    return "\n".join(line for line in lines if not line.startswith("{"))
 
 
 def text_of(value: Any, *path: str) -> str:

@@ -6,7 +6,7 @@ import json
 from typing import Any, Literal
 
 from harness_adapters.cli import MODEL, PATIENCE, CliAdapter, CliSettings, Limits, Text, limits
-from harness_adapters.events import count, ended, events, numbers, of_type, text_of
+from harness_adapters.events import ended, events, numbers, of_type, text_of
 from harness_adapters.qwen_code import gemini_like_mcp
 from polar.launch import Endpoint, File, LaunchPlan, Outcome
 from polar.task import AgentSpec
@@ -69,18 +69,16 @@ class GeminiCli(CliAdapter):
         error = ""
         if text_of(last, "status") not in ("", "success"):
             error = text_of(last, "error", "message") or text_of(last, "status")
-        tools = of_type(found, "tool_result")
+        tools = of_type(found, "tool_result")  # a command that failed is a success here: errors are not told
         notes: dict[str, Any] = {
             "tool_calls": len(tools),
-            "tool_errors": count(tools, lambda e: e.get("status") == "error"),
             "end": text_of(last, "status"),
             "usage": numbers(last.get("stats"), _USAGE),
         }
         said = any(e.get("role") == "assistant" for e in of_type(found, "message"))
         # An empty answer, retried until it gave up, ends it with 0 and without a word.
         answered = text_of(last, "status") == "success" and (said or bool(tools))
-        partial = not of_type(found, "init")
-        outcome = ended(exit_code, output, answered=answered, error=error, notes=notes, partial=partial)
+        outcome = ended(exit_code, output, answered=answered, error=error, notes=notes)
         if exit_code in _EXITS:
             outcome.message = f"exit code {exit_code}: {_EXITS[exit_code]}" + (f": {error}" if error else "")
             if exit_code == 53:

@@ -35,6 +35,7 @@ from harness_adapters.common import (
     read_settings,
     refuse_extensions,
 )
+from harness_adapters.events import cut_off, known
 from polar.launch import Endpoint, File, LaunchPlan, Outcome
 from polar.task import AgentSpec
 
@@ -55,6 +56,12 @@ _DEFAULTS = {
     "COLUMNS": "200",
 }
 _EXIT = re.compile(r"^Exit:[ \t]*\n(.*)$", re.M)
+_SAVED = re.compile(r"^Saved trajectory to '[^\n]*\n?\Z", re.M)
+_STEP = re.compile(r"^mini-swe-agent \(step (\d{1,9}), \$", re.M)
+_RESULT = re.compile(
+    r"^(?:Tool|Function_call_output):\n<returncode>\n(-?\d{1,9})\n(<output>\n\n<exception_info>\naction was not executed$)?",
+    re.M,
+)
 # JSON is YAML but for characters that YAML readers refuse, or take for line ends, unless they are escaped.
 _UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
@@ -116,16 +123,32 @@ class MiniSweAgent:
 
     def outcome(self, exit_code: int | None, output: str) -> Outcome:
         result = by_exit_code(exit_code, output)
+        notes = _counted(output)
         if exit_code == 0:
             ends = _EXIT.findall(output)
             status = ends[-1].strip() if ends else ""
             if status in _ENDS:
                 result.termination = _ENDS[status]  # type: ignore[assignment]
                 result.message = f"mini-swe-agent ended with {status}"
-                result.notes["exit_status"] = status
+                notes["exit_status"] = status
+            # What it submits stands behind the block, and may be longer than what is kept of the output.
+            elif not ends and not (cut_off(output) and _SAVED.search(output)):
+                result = Outcome(termination="agent_error", message="exit code 0 without its 'Exit:' block")
         elif ended_by_itself(exit_code) and "ContextWindowExceededError" in last_lines(output, 4000):
             result = Outcome(termination="context_overflow", message=last_lines(output))
+        result.notes = known(notes, output)
         return result
+
+
+def _counted(output: str) -> dict[str, Any]:
+    """What its words tell, as far as they do: another `config` may have other ones for a tool's result."""
+    steps, results = _STEP.findall(output), _RESULT.findall(output)
+    notes: dict[str, Any] = {"turns": int(steps[-1])} if steps else {}
+    if results:
+        notes["tool_calls"] = len(results)
+        # The command that submits is no command that failed, though it says so.
+        notes["tool_errors"] = sum(1 for code, submits in results if code != "0" and not submits)
+    return notes
 
 
 def _yaml(config: dict) -> str:

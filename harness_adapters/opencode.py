@@ -6,7 +6,7 @@ import shlex
 from typing import Any, Literal
 
 from harness_adapters.cli import MODEL, PATIENCE, CliAdapter, CliSettings, Limits, Text, json_file, limits
-from harness_adapters.events import count, ended, events, last_at, of_type, text_of, total
+from harness_adapters.events import count, cut_off, ended, events, last_at, of_type, text_of, total
 from polar.launch import Endpoint, File, LaunchPlan, Outcome
 from polar.task import AgentSpec
 
@@ -75,19 +75,35 @@ class Opencode(CliAdapter):
         finishes = [e["part"] for e in of_type(found, "step_finish") if isinstance(e.get("part"), dict)]
         tools = of_type(found, "tool_use")
         last = finishes[-1] if finishes else {}
-        error = ""
-        # An error after which it went on was one that it could mend.
-        if (at := last_at(found, "error")) > last_at(found, "step_finish"):
+        at, end = last_at(found, "error"), last_at(found, "step_finish")
+        error = mended = ""
+        if at >= 0:
             error = text_of(found[at], "error", "data", "message") or text_of(found[at], "error", "name") or "error"
+        # An error after which it went on was one that it could mend, by a compaction say.
+        if at < end:
+            error, mended = "", error
         notes: dict[str, Any] = {
             "turns": len(finishes),
             "tool_calls": len(tools),
-            "tool_errors": count(tools, lambda e: text_of(e, "part", "state", "status") == "error"),
+            "tool_errors": count(tools, _failed),
             "stop_reason": text_of(last, "reason"),
             "usage": total((f.get("tokens") for f in finishes), _USAGE),
         }
         answered = text_of(last, "reason") in ("stop", "length")
+        # After any error, mended or not, it exits with 1. A summary ends with "stop", too, but isn't its last word.
+        if exit_code == 1 and answered and end == len(found) - 1 and (mended or cut_off(output)):
+            notes["mended"] = mended or "an error before the end of the output"
+            exit_code = 0
         return ended(exit_code, output, answered=answered, error=error, notes=notes)
+
+
+def _failed(event: dict[str, Any]) -> bool:
+    """A tool that failed, or a command that did: the tool itself is then completed."""
+    part = event.get("part")
+    state = part.get("state") if isinstance(part, dict) else None
+    metadata = state.get("metadata") if isinstance(state, dict) else None
+    code = metadata.get("exit") if isinstance(metadata, dict) else None
+    return text_of(state, "status") == "error" or (isinstance(code, int) and code != 0)
 
 
 def _config(s: Settings, room: Limits, agent: AgentSpec, endpoint: Endpoint) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Literal
 
 from harness_adapters.cli import MODEL, CliAdapter, CliSettings, Limits, ListedTool, json_file, limits, stdio
@@ -16,6 +17,7 @@ _API = {
     "anthropic": "anthropic-messages",
     "google": "google-generative-ai",
 }
+_AGENT_END = tuple(f'],"willRetry":{will}}}' for will in ("false", "true"))
 _USAGE = {"input": "prompt_tokens", "output": "sampled_tokens", "cacheRead": "cached_tokens"}
 
 
@@ -66,7 +68,7 @@ class Pi(CliAdapter):
     def outcome(self, exit_code: int | None, output: str) -> Outcome:
         found = events(output)
         turns = [e["message"] for e in of_type(found, "turn_end") if isinstance(e.get("message"), dict)]
-        last = turns[-1] if turns else {}
+        last = turns[-1] if turns else _last_message(output)
         calls = of_type(found, "tool_execution_end")
         error = text_of(last, "errorMessage") if last.get("stopReason") in ("error", "aborted") else ""
         notes: dict[str, Any] = {
@@ -79,8 +81,22 @@ class Pi(CliAdapter):
             "usage": total((t.get("usage") for t in turns), _USAGE),
         }
         answered = last.get("stopReason") in ("stop", "length")
-        partial = not of_type(found, "session")
-        return ended(exit_code, output, answered=answered, error=error, notes=notes, partial=partial)
+        return ended(exit_code, output, answered=answered, error=error, notes=notes)
+
+
+def _last_message(output: str) -> dict[str, Any]:
+    """The answer at the end of the last `agent_end`, {} if there is none. That event repeats every message of the run, so in a
+    long one it is all that is left of the output, and its own beginning is cut off."""
+    line = next((x for x in reversed(output.split("\n")) if x.endswith(_AGENT_END)), "")
+    # In a string its quotes would be escaped: this is where a message begins.
+    at = line.rfind('{"role":"assistant",')
+    if at < 0:
+        return {}
+    try:
+        message, end = json.JSONDecoder().raw_decode(line, at)
+    except (ValueError, RecursionError):
+        return {}
+    return message if line[end:] in _AGENT_END else {}
 
 
 def _models(s: Settings, room: Limits, endpoint: Endpoint) -> dict[str, Any]:

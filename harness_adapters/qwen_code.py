@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 from harness_adapters.cli import (
@@ -16,7 +17,7 @@ from harness_adapters.cli import (
     stdio,
 )
 from harness_adapters.common import ended_by_itself
-from harness_adapters.events import count, ended, events, numbers, of_type, text_of, whole
+from harness_adapters.events import MAX_NOTE, count, ended, events, numbers, of_type, text_of, whole
 from polar.launch import Endpoint, LaunchPlan, Outcome
 from polar.task import AgentSpec
 
@@ -79,10 +80,21 @@ class QwenCode(CliAdapter):
         )
 
     def outcome(self, exit_code: int | None, output: str) -> Outcome:
-        return stream_json_outcome(exit_code, output, _USAGE)
+        return stream_json_outcome(exit_code, output, _USAGE, _turns)
 
 
-def stream_json_outcome(exit_code: int | None, output: str, usage: dict[str, str]) -> Outcome:
+def _turns(found: list[dict[str, Any]]) -> int | None:
+    """What its `result` counted: the parts of an answer are events without an id in common."""
+    results = of_type(found, "result")
+    return results[-1]["num_turns"] if results and whole(results[-1].get("num_turns")) else None
+
+
+def stream_json_outcome(
+    exit_code: int | None,
+    output: str,
+    usage: dict[str, str],
+    turns: Callable[[list[dict[str, Any]]], int | None],
+) -> Outcome:
     """For CLIs that write Claude Code's stream of events and end it with one `result`."""
     found = events(output)
     results = of_type(found, "result")
@@ -90,18 +102,22 @@ def stream_json_outcome(exit_code: int | None, output: str, usage: dict[str, str
     failed = last.get("is_error") is True or text_of(last, "subtype").startswith("error")
     error = (text_of(last, "error", "message") or text_of(last, "result") or text_of(last, "subtype")) if failed else ""
     blocks = [b for e in of_type(found, "assistant", "user") for b in _blocks(e)]
-    denied = last.get("permission_denials")
+    denials = last.get("permission_denials")
+    denied = denials if isinstance(denials, list) else []
+    if denied and exit_code == 0:
+        # Something beside the policy (a rule of the task's folder, say) kept it from what it was about to do.
+        names = ", ".join(sorted({text_of(d, "tool_name") for d in denied}))
+        error = error or f"exit code 0 after denied tools: {names[:MAX_NOTE]}"
     notes: dict[str, Any] = {
-        "turns": last["num_turns"] if whole(last.get("num_turns")) else len(of_type(found, "assistant")),
+        "turns": turns(found),
         "tool_calls": count(blocks, lambda b: b.get("type") == "tool_use"),
         "tool_errors": count(blocks, lambda b: b.get("type") == "tool_result" and b.get("is_error") is True),
-        "denied_tools": len(denied) if isinstance(denied, list) else 0,
+        "denied_tools": len(denied),
         "stop_reason": text_of(last, "stop_reason"),
         "end": text_of(last, "subtype"),
         "usage": numbers(last.get("usage"), usage),
     }
-    partial = not any(text_of(e, "subtype") in ("init", "session_start") for e in of_type(found, "system"))
-    outcome = ended(exit_code, output, answered=bool(results), error=error, notes=notes, partial=partial)
+    outcome = ended(exit_code, output, answered=bool(results), error=error, notes=notes)
     if text_of(last, "subtype") == "error_max_turns" and ended_by_itself(exit_code):
         outcome.termination = "turn_limit"
     return outcome

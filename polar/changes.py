@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import tarfile
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -81,20 +81,33 @@ class Writer:
             return False
         self._left -= cost
         self._tar.addfile(member, source if member.isreg() else None)
+        forget(self._tar)
         return True
 
 
+def forget(tar: tarfile.TarFile) -> None:
+    """What the library has kept of the archive's members: there may be any number."""
+    tar.members.clear()  # type: ignore[attr-defined]
+
+
+def members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    for member in tar:
+        yield member
+        forget(tar)
+
+
 def removed(archive: Path) -> list[str]:
-    """Paths that are gone, as the archive tells them."""
+    """Paths that are gone, as the archive tells them; none if they didn't fit into it."""
     with tarfile.open(archive, "r:") as tar:
-        source = tar.extractfile(_REMOVED)
+        first = tar.next()
+        source = tar.extractfile(first) if first is not None and first.name == _REMOVED else None
         return decode(source.read() if source else b"")
 
 
 def paths(archive: Path) -> list[str]:
     """Paths of everything added or changed, folders included."""
     with tarfile.open(archive, "r:") as tar:
-        return [m.name[len(_FILES) :] for m in tar if m.name.startswith(_FILES)]
+        return [m.name[len(_FILES) :] for m in members(tar) if m.name.startswith(_FILES)]
 
 
 # $1: the folder. Links where the archive has folders would lead its files elsewhere.
@@ -119,7 +132,7 @@ def apply(sandbox: Sandbox, archive: Path, under: str, *, timeout: float, exclud
     with tempfile.TemporaryDirectory() as folder:
         plain, folders = Path(folder) / "changes.tar", []
         with tarfile.open(archive, "r:") as tar, tarfile.open(plain, "w", format=tarfile.PAX_FORMAT) as out:
-            for m in tar:
+            for m in members(tar):
                 if not m.name.startswith(_FILES) or not wanted(path := m.name[len(_FILES) :]):
                     continue
                 m.name, m.pax_headers = "./" + path, {}
@@ -132,6 +145,7 @@ def apply(sandbox: Sandbox, archive: Path, under: str, *, timeout: float, exclud
                     if under == "/" and "/" not in path:
                         continue  # a mount point, perhaps; a new one comes with what is in it
                 out.addfile(m, tar.extractfile(m) if m.isreg() else None)
+                forget(out)
         _run(sandbox, _REMOVE, [under], listed(removed(archive)), timeout)
         _run(sandbox, _CLEAR, [under], listed(folders), timeout)
         inside = f"{sandbox.ref.workdir.rstrip('/')}/.polar-changes.tar"

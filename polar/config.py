@@ -1,9 +1,14 @@
-"""Settings of a deployment: one TOML file, overridden by POLAR_* environment variables. Unknown keys are refused."""
+"""Settings of a deployment: one TOML file, overridden by POLAR_* environment variables. Unknown keys are refused.
+
+A list of texts is given there separated by commas; the model table only in the file.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -54,7 +59,7 @@ class Settings(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
 
     proxy_url: str = ""  # the sandbox-facing listener as the node's host sees it
     proxy_socket: str = ""  # the same on a Unix socket
-    api_url: str = ""
+    api_url: str = ""  # where the control plane answers: for people and scripts
     api_token_env: str = "POLAR_API_TOKEN"
 
     lease_seconds: Seconds = 15.0
@@ -68,6 +73,9 @@ class Settings(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
     postrun_limit: Annotated[int, Meta(ge=1)] = 64  # POSTRUN backlog above which nothing is admitted
     volume_roots: list[str] = field(default_factory=list)  # host folders that tasks may mount (read-only)
     keep_capture: bool = True
+    keep_days: Annotated[float, Meta(ge=0, le=36500)] = (
+        90.0  # how long the store remembers tasks that ended; 0: for ever
+    )
     artifact_limit_bytes: Annotated[int, Meta(ge=1)] = 64 * 1024 * 1024
     drain_seconds: Seconds = 20.0  # how long POSTRUN waits for generations still in flight after a run
 
@@ -100,20 +108,42 @@ def load(path: str | Path | None = None, env: dict[str, str] | None = None, **ov
             raise InvalidConfig(f"{file}: not valid TOML: {e}") from e
     elif explicit:
         raise InvalidConfig(f"{file}: no such file")
+    given: dict[str, str] = {}  # field -> its variable
     for f in structs.fields(Settings):
-        value = env.get(f"POLAR_{f.name.upper()}")
-        if value is None or f.name in ("models", "volume_roots", "runtimes", "api_token_env"):
-            continue
-        data[f.name] = _scalar(value, f.type)
+        variable = _variable(f.name)
+        if variable in env and overrides.get(f.name) is None:
+            data[f.name] = _value(env[variable], f.type, variable)
+            given[f.name] = variable
     data.update({k: v for k, v in overrides.items() if v is not None})
     try:
         return convert(data, Settings, str(file) if file.is_file() else "settings")
     except InvalidTask as e:
-        raise InvalidConfig(e.message) from e
+        variable = given.get(re.split(r"[.\[]", e.field)[0], "")
+        raise InvalidConfig(e.message + (f" (from {variable})" if variable else "")) from e
 
 
-def _scalar(value: str, typ: Any) -> Any:
+def _variable(field: str) -> str:
+    return f"POLAR_{field.upper()}"
+
+
+def without_settings(env: Mapping[str, str]) -> dict[str, str]:
+    """For a child whose settings file has the last word."""
+    names = {_variable(f.name) for f in structs.fields(Settings)} | {"POLAR_CONFIG"}
+    return {k: v for k, v in env.items() if k not in names}
+
+
+def _value(value: str, typ: Any, variable: str) -> Any:
+    """The text of a variable as what its field takes; what doesn't fit is left to the check of the whole."""
+    if typ == list[str]:
+        items = [x.strip() for x in value.split(",")]
+        if "" in items:  # nothing at all must not lift a restriction either
+            raise InvalidConfig(f"{variable}: found {value!r}, allowed: texts separated by commas")
+        return items
     name = str(typ)
+    if name.startswith("dict"):
+        raise InvalidConfig(
+            f"{variable}: a table can't be given in the environment; allowed: in the settings file only"
+        )
     if typ is bool:
         return {"1": True, "true": True, "0": False, "false": False}.get(value.lower(), value)
     for cast, word in ((int, "int"), (float, "float")):

@@ -37,6 +37,13 @@ class NotFound(PolarError):
     code = "not_found"
 
 
+class Unreadable(PolarError):
+    """What the store holds was written by a newer version. Another worker may be able to read it."""
+
+    code = "unreadable"
+    retryable = True
+
+
 class Conflict(PolarError):
     """The thing exists already, or its state forbids the request."""
 
@@ -57,7 +64,7 @@ class InfraError(PolarError):
     """The machinery failed, not the policy. Never a reward; another attempt may help.
 
     Codes in use: `runtime_create_failed`, `image_missing` (not retryable), `prepare_failed`, `upload_failed`,
-    `exec_failed`, `worker_lost`, `node_lost`, `engine_unavailable`, `no_completions`, `store_unavailable`,
+    `exec_failed`, `worker_lost`, `node_lost`, `engine_unavailable`, `proxy_lost`, `no_completions`, `store_unavailable`,
     `artifact_failed`, `reconstruction_failed`, `harness_missing` (not retryable).
     """
 
@@ -83,12 +90,6 @@ class EngineError(PolarError):
     def __init__(self, message: str, *, status: int = 0, **kw):
         super().__init__(message, **kw)
         self.status = status
-
-
-class ContextOverflow(PolarError):
-    """The prompt does not fit the model's context."""
-
-    code = "context_overflow"
 
 
 class UnsupportedSpec(InvalidTask):

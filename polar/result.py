@@ -63,7 +63,8 @@ class Usage(Struct, kw_only=True, omit_defaults=True):
 
 
 class LedgerLine(Struct, kw_only=True, omit_defaults=True):
-    """One execution of a session. Every attempt leaves one, also those that failed."""
+    """One execution of a session. Every attempt leaves one, also those that failed; `artifacts` is what was kept of such a
+    one."""
 
     session_id: str
     attempt: int
@@ -73,6 +74,7 @@ class LedgerLine(Struct, kw_only=True, omit_defaults=True):
     started_at: float = 0.0
     ended_at: float = 0.0
     sampled_tokens: int = 0
+    artifacts: list[Artifact] = field(default_factory=list)
     schema_version: Literal[1] = SCHEMA
 
 

@@ -68,9 +68,9 @@ class Sandbox(Protocol):
         cancelled: Callable[[], bool] | None = None,
     ) -> ExecResult:
         """Run a command (a str goes through `sh -c`). Output streams to the host file `log`, at most `log_limit`
-        bytes; the last `output_limit` bytes come back. At the deadline, or when `cancelled()` turns true (polled at
-        least every second), the command's whole process tree is killed. Raises InfraError `exec_failed` if the
-        back-end itself failed."""
+        bytes (of more, its head and its end are kept); the last `output_limit` bytes come back. At the deadline, or when
+        `cancelled()` turns true (polled at least every second), the command's whole process tree is killed. Raises
+        InfraError `exec_failed` if the back-end itself failed."""
         ...
 
     def upload(self, source: Path, target: str, *, mode: int | None = None) -> None:
@@ -82,7 +82,8 @@ class Sandbox(Protocol):
 
     def download(self, source: str, target: Path, *, limit: int) -> bool:
         """Copy a file or folder out, at most `limit` bytes in all; never follows a link out of the sandbox and never
-        writes outside `target`. Works after `stop()`. True if it was truncated. Raises NotFound when there is no such path."""
+        writes outside `target`. Works after `stop()`. True if it was truncated; nothing is at `target` then if what is
+        there can't be copied (a pipe, a closed file). Raises NotFound when there is no such path, or it leads nowhere."""
         ...
 
     def baseline(self, under: str) -> bytes:
@@ -92,7 +93,8 @@ class Sandbox(Protocol):
     def changes(self, target: Path, *, under: str, baseline: bytes, limit: int) -> bool:
         """Write at the host file `target` an archive (see `polar.changes`, which also applies it to another sandbox) of
         all that differs below `under`: at least what changed since `baseline`, at most what changed since the sandbox was
-        created. Works after `stop()`. True if it did not fit into `limit` bytes. Raises NotFound without such a folder."""
+        created. Works after `stop()`. True if it did not fit into `limit` bytes, or is too many files. Raises NotFound
+        without such a folder."""
         ...
 
     def stop(self) -> None:

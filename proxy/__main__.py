@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import gc
-import resource
 import signal
 import sys
 from pathlib import Path
 
 import uvloop
 
+from polar import descriptors
 from polar.config import Settings, load
 from polar.errors import PolarError
 from proxy import logs
 from proxy.gate import Limits
-from proxy.server import Server, write_atomically
+from proxy.server import STOP_SECONDS, Server, write_atomically
 
 
 def main() -> int:
@@ -25,7 +24,7 @@ def main() -> int:
     cli.add_argument("--config", help="polar.toml")
     cli.add_argument("--host", default="127.0.0.1")
     cli.add_argument("--port", type=int, default=0, help="0: any free port")
-    cli.add_argument("--socket", default="", help="also listen on this Unix socket")
+    cli.add_argument("--socket", default="", help="also listen on this Unix socket, in place of whoever does")
     cli.add_argument("--port-file", type=Path, help="gets the URL once the proxy is ready")
     cli.add_argument("--admin-host", default="127.0.0.1")
     cli.add_argument("--admin-port", type=int, help="/health and /metrics; off unless given (0: any free port)")
@@ -36,7 +35,15 @@ def main() -> int:
     cli.add_argument(
         "--max-calls-per-session", type=int, default=Limits().calls_per_attempt, help="open at once in one session"
     )
+    cli.add_argument(
+        "--stop-seconds",
+        type=float,
+        default=STOP_SECONDS,
+        help="from SIGTERM to the end at most; what kills it waits longer",
+    )
     args = cli.parse_args()
+    if not args.stop_seconds > 0:
+        cli.error(f"--stop-seconds: found {args.stop_seconds:g}, allowed: more than 0")
     logs.configure(args.log_level, args.log_prompts)
     sys.setswitchinterval(0.001)  # a long prompt being rendered in its thread holds up the streams less
     try:
@@ -49,16 +56,6 @@ def main() -> int:
         return 1
 
 
-def _raise_file_limit() -> int:
-    """Every stream takes two descriptors; the usual soft limit is 1,024. Returns what may be open now."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(hard, 65536) if hard != resource.RLIM_INFINITY else 65536
-    if soft < wanted:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-
-
 async def _serve(settings: Settings, args: argparse.Namespace) -> int:
     server = Server(
         settings,
@@ -68,7 +65,9 @@ async def _serve(settings: Settings, args: argparse.Namespace) -> int:
         admin_host=args.admin_host,
         admin_port=args.admin_port,
         limits=Limits(
-            calls=args.max_calls, calls_per_attempt=args.max_calls_per_session, connections=_raise_file_limit() * 3 // 5
+            calls=args.max_calls,
+            calls_per_attempt=args.max_calls_per_session,
+            connections=descriptors.raise_limit() * 3 // 5,
         ),
     )
     stop = asyncio.Event()
@@ -82,7 +81,7 @@ async def _serve(settings: Settings, args: argparse.Namespace) -> int:
         if path is not None and url:
             write_atomically(path, url)
     await stop.wait()
-    await server.stop()
+    await server.stop(args.stop_seconds)
     return 0
 
 

@@ -141,7 +141,8 @@ class Delivery:
         return json_response(status, body, error)
 
     async def _break_off(self, response: web.StreamResponse, encoder: Encoder) -> web.StreamResponse:
-        """Break off so that no client can take it for an end: most accept a clean one as the whole answer."""
+        """Break off so that no client can take it for an end: most accept a clean one as the whole answer. A Unix socket
+        knows no reset; the sandbox's relay makes one of an answer without its last chunk."""
         self._metrics.resets.inc()
         if self._dialect.broken == "end":
             _, error = self._dialect.error(self._generation.error or unavailable("the answer broke off", "broken_off"))

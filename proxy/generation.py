@@ -86,7 +86,7 @@ class Generation(Broadcast):
         finally:
             if self.error is not None:
                 self.attempt.fail(self.request_hash)
-                await self._service.store.note(self.grant, self.error)
+                await self._service.store.note(self.grant, self.error, self.attempt)
             if self.attempt.generations.get(self.request_hash) is self:
                 del self.attempt.generations[self.request_hash]
             self.close()
@@ -311,7 +311,9 @@ class Generation(Broadcast):
         if self.attempt.closed:
             return gone()
         if self.cancelled:
-            return unavailable(f"the answer was cut off: {self._cancel_reason}", "aborted", 1)
+            # That its client left says nothing of how the session ends; that the proxy does is no fault of the agent's.
+            code = "proxy_stopping" if self._service.draining else "aborted"
+            return unavailable(f"the answer was cut off: {self._cancel_reason}", code, 1)
         if sample.end == "abort":
             return unavailable("the inference engine aborted the generation", "engine_aborted", 1)
         return unavailable("the inference engine broke off", "engine_unavailable", 1)

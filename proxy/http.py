@@ -39,7 +39,14 @@ class Front:
         self._reading.close()
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
-        """Every request. Whatever goes wrong is answered in the dialect's envelope."""
+        """Every request."""
+        response = await self._answered(http)
+        if self._service.draining and not response.prepared:
+            response.force_close()  # a fresh connection may reach this proxy's successor
+        return response
+
+    async def _answered(self, http: web.BaseRequest) -> web.StreamResponse:
+        """Whatever goes wrong is answered in the dialect's envelope."""
         capability, path = _split(http)
         dialect: Dialect = FALLBACK
         action = "none"

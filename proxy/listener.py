@@ -46,6 +46,12 @@ class Listener(web.Server):
             message, payload, protocol, writer, task, asyncio.get_running_loop(), client_max_size=body.LIMIT
         )
 
+    def close_idle(self) -> None:
+        """Close the connections without a request."""
+        for handler in self.connections:
+            if isinstance(handler, _Handler):
+                handler.close_idle()
+
     def __call__(self) -> RequestHandler:
         return _Handler(self, loop=asyncio.get_running_loop(), **self._kwargs)
 
@@ -65,6 +71,10 @@ class _Handler(RequestHandler):
         if self._head_timer is not None:
             self._head_timer.cancel()
         super().connection_lost(exc)
+
+    def close_idle(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self.force_close()
 
     def _no_head(self) -> None:
         if not self._request_count and self.transport is not None:

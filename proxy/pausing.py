@@ -1,9 +1,10 @@
 """Holding generations back while a trainer changes the weights.
 
 A pause is asked for by a trainer and held by a lease: it ends by itself if the trainer doesn't renew it. What is in flight
-either drains first (`wait`; a pause whose drain fails never was one) or goes on (`hold`; the engine keeps, retracts or
-aborts it, and what it aborted is taken up again after the pause). Calls that come meanwhile wait with heartbeats, cost no
-turn (but for those whose prompt was being planned when the pause began), and are dropped when their client or session goes.
+either drains first (`wait`; a pause whose drain fails never was one, unless it is somebody else's, too) or goes on (`hold`;
+the engine keeps, retracts or aborts it, and what it aborted is taken up again after the pause). Calls that come meanwhile
+wait with heartbeats, cost no turn (but for those whose prompt was being planned when the pause began), and are dropped when
+their client or session goes.
 """
 
 from __future__ import annotations
@@ -53,11 +54,13 @@ class DrainTimeout(PolarError):
 
 
 class _Pause:
+    """Of one model, shared by all who ask for it. It lasts while somebody drains, and until the latest time promised."""
+
     def __init__(self, mode: Mode):
         self.id = new_id("pause")
         self.mode = mode
-        self.draining = False
-        self.until = 0.0
+        self.drains = 0  # going on
+        self.until = 0.0  # the end of what was promised; 0: nobody was told yet that it is paused
         self.ended = asyncio.Event()
         self.timer: asyncio.TimerHandle | None = None
 
@@ -110,7 +113,7 @@ class Pauses:
     async def again(self, model: str, cancel: asyncio.Event) -> None:
         """The same for a generation that was interrupted: a drain waits for it, so it must not wait for the drain."""
         pause = self._pauses.get(model)
-        if pause is not None and not pause.draining:
+        if pause is not None and not pause.drains:
             await self.wait(model, cancel)
 
     def begin(self, model: str) -> Flight:
@@ -133,35 +136,42 @@ class Pauses:
     # Trainers --------------------------------------------------------------------------------------------------------
 
     async def pause(self, request: PauseRequest) -> dict[str, Any]:
-        """Begin or renew. Raises NotFound, or DrainTimeout: then it is as if it had not been asked for."""
+        """Begin or renew. Raises InvalidTask, Conflict, or DrainTimeout: then it is as if it had not been asked for."""
         names = self._named(request.model)
-        begun = [n for n in names if n not in self._pauses]
-        for name in names:
-            pause = self._pauses.setdefault(name, _Pause(request.mode))
-            if name in begun:
-                pause.draining = request.mode == "wait"
-                self._lease(name, pause, request.timeout_seconds + request.lease_seconds)
-        mine = {n: self._pauses[n] for n in names}
+        mine = {n: self._pauses.setdefault(n, _Pause(request.mode)) for n in names}
         if request.mode == "wait":
-            try:
-                async with asyncio.timeout(request.timeout_seconds):
-                    await self._drained(names)
-                for name, pause in mine.items():
-                    if self._pauses.get(name) is not pause:
-                        raise Conflict(f"the pause of '{name}' was ended while it drained")
-            except BaseException as e:
-                for name in begun:
-                    if self._pauses.get(name) is mine[name]:
-                        self._end(name, "its drain failed")
-                if isinstance(e, TimeoutError):
-                    left = sum(self._in_flight[n] for n in names)
-                    raise DrainTimeout(f"{left} generations were still in flight; nothing is paused by this") from e
-                raise
+            await self._drain(mine, request.timeout_seconds)
         for name, pause in mine.items():
-            pause.mode, pause.draining = request.mode, False
-            self._lease(name, pause, request.lease_seconds)
+            pause.mode = request.mode
+            # Whoever asks for less than another was promised shortens nothing.
+            pause.until = max(pause.until, time.monotonic() + request.lease_seconds)
+            self._watch(name, pause)
         log.info("paused", extra={"models": names, "mode": request.mode, "lease": request.lease_seconds})
         return self.state()
+
+    async def _drain(self, mine: dict[str, _Pause], timeout: float) -> None:
+        """Until nothing of these models is in flight. A drain that fails takes with it what is nobody else's."""
+        for pause in mine.values():
+            pause.drains += 1
+        failed = True
+        try:
+            async with asyncio.timeout(timeout):
+                await self._drained(list(mine))
+            for name, pause in mine.items():
+                if self._pauses.get(name) is not pause:
+                    raise Conflict(f"the pause of '{name}' was ended while it drained")
+            failed = False
+        except TimeoutError as e:
+            left = sum(self._in_flight[n] for n in mine)
+            raise DrainTimeout(f"{left} generations were still in flight; nothing is paused by this") from e
+        finally:
+            for name, pause in mine.items():
+                pause.drains -= 1
+                if failed and not pause.drains and self._pauses.get(name) is pause:
+                    if pause.until <= time.monotonic():
+                        self._end(name, "its drain failed")
+                    else:
+                        self._watch(name, pause)
 
     def resume(self, request: ResumeRequest) -> dict[str, Any]:
         """End a pause; it is no error if there is none. Raises Conflict for another's pause."""
@@ -186,7 +196,7 @@ class Pauses:
                 shown |= {
                     "pause_id": pause.id,
                     "mode": pause.mode,
-                    "draining": pause.draining,
+                    "draining": pause.drains > 0,
                     "lease_seconds_left": round(max(0.0, pause.until - now), 3),
                 }
             out[name] = shown | {"in_flight": self._in_flight[name], "held": self._held[name]}
@@ -203,14 +213,13 @@ class Pauses:
             raise InvalidTask(f"model: unknown '{model}', allowed: {', '.join(self._models)}")
         return [model]
 
-    def _lease(self, name: str, pause: _Pause, seconds: float) -> None:
+    def _watch(self, name: str, pause: _Pause) -> None:
         if pause.timer is not None:
             pause.timer.cancel()
-        pause.until = time.monotonic() + seconds
-        pause.timer = asyncio.get_running_loop().call_later(seconds, self._expire, name, pause)
+        pause.timer = asyncio.get_running_loop().call_later(pause.until - time.monotonic(), self._expire, name, pause)
 
     def _expire(self, name: str, pause: _Pause) -> None:
-        if self._pauses.get(name) is pause:
+        if self._pauses.get(name) is pause and not pause.drains:  # else the end of its drain decides
             self.expired += 1
             self._end(name, "its lease ran out")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import secrets
 from pathlib import Path
 
 from aiohttp import web
@@ -13,6 +15,8 @@ from proxy.gate import Limits
 from proxy.http import HEARTBEAT, Front
 from proxy.listener import Listener
 from proxy.service import Service
+
+STOP_SECONDS = 6.0  # `polar up` kills what hasn't ended after 10
 
 
 class Server:
@@ -34,6 +38,7 @@ class Server:
         self._front = Front(self.service, heartbeat)
         self._where = (host, port, socket, admin_host, admin_port)
         self._runners: list[web.BaseRunner] = []
+        self._socket: tuple[int, int] | None = None  # ours
         self.url = ""
         self.admin_url = ""
 
@@ -41,16 +46,12 @@ class Server:
         await self.service.start()
         host, port, socket, admin_host, admin_port = self._where
         self.listener = Listener(self._front.handle, self.service.gate.limits.connections)
-        runner: web.BaseRunner = web.ServerRunner(self.listener, shutdown_timeout=2.0)
+        runner: web.BaseRunner = web.ServerRunner(self.listener)
         await runner.setup()
         self._runners.append(runner)
         site = web.TCPSite(runner, host, port, backlog=1024)
         await site.start()
         self.url = _url(host, runner.addresses[0][1])
-        if socket:
-            Path(socket).parent.mkdir(parents=True, exist_ok=True)
-            await web.UnixSite(runner, socket, backlog=1024).start()
-            os.chmod(socket, 0o666)  # agents run as any user; the capability is the key, not the file's mode
         if admin_port is not None:
             settings = self.service.settings
             token = os.environ.get(settings.api_token_env, "").strip()
@@ -61,18 +62,51 @@ class Server:
             admin_site = web.TCPSite(admin, admin_host, admin_port)
             await admin_site.start()
             self.admin_url = _url(admin_host, admin.addresses[0][1])
+        if socket:  # last: it takes the place of a running proxy's, so nothing may fail behind it
+            self._socket = await _take(Path(socket), runner)
 
-    async def stop(self) -> None:
-        """Stop listening, store what is in flight, close."""
+    async def stop(self, seconds: float = STOP_SECONDS) -> None:
+        """Stop listening, store what is in flight, close: in so many seconds."""
+        # While it is listened on, no other file can have its identity.
+        if self._socket is not None and _identity(Path(self._where[2])) == self._socket:
+            Path(self._where[2]).unlink(missing_ok=True)
         for runner in self._runners:
             for site in list(runner.sites):
                 await site.stop()
-        await self.service.stop()
+        self.listener.close_idle()
+        await self.service.stop(seconds * 0.75)
+        # Twice that long: to end by itself, and to end when cancelled.
+        await asyncio.gather(*(r.server.shutdown(seconds / 12) for r in self._runners if r.server is not None))
         for runner in self._runners:
             await runner.cleanup()
         self._front.close()
-        if self._where[2]:
-            Path(self._where[2]).unlink(missing_ok=True)
+
+
+async def _take(path: Path, runner: web.BaseRunner) -> tuple[int, int]:
+    """Listen on a Unix socket, and only then put it in its place, so that a predecessor's clients are never refused. Returns
+    the socket's identity. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and not path.is_socket():
+        raise FileExistsError(f"{path} is there and isn't a socket")
+    part = path.with_name(f".{secrets.token_hex(3)}")
+    try:
+        await web.UnixSite(runner, str(part), backlog=1024).start()
+        os.chmod(part, 0o666)  # agents run as any user; the capability is the key, not the file's mode
+        identity = _identity(part)
+        assert identity is not None
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+    return identity
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Device and inode: whether a file is still the one that it was."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _url(host: str, port: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -62,26 +63,44 @@ class Service:
         work = (self._beat(), self._revocations(), self.metrics.watch_loop())
         self._tasks = [asyncio.create_task(w) for w in work]
 
-    async def stop(self, timeout: float = 25.0) -> None:
-        """Abort what is in flight, store what was sampled of it, let go of everything."""
+    async def stop(self, seconds: float) -> None:
+        """Abort what is in flight, store what was sampled of it, let go of everything: in so many seconds, whatever the
+        engines and the store do. What is lost by that is logged."""
         self.draining = True
+        begun = time.monotonic()
+
+        def left(share: float) -> float:
+            return max(0.0, begun + share * seconds - time.monotonic())
+
         for generation in self._running.values():
             generation.cancel("the proxy is shutting down")
+            generation.served.engine.hurry(seconds / 3)
         self.pauses.close()
         if self._running:
-            await asyncio.wait(set(self._running), timeout=timeout)
-        await self.store.flush(timeout)
-        await self._quietly(self.store.tell_delivered)
+            await asyncio.wait(set(self._running), timeout=left(0.8))
+        self._tell_lost(await self.store.flush(left(0.8)))
         self._stopped = True
-        left = set(self._tasks)
-        while left:  # a client library may swallow a cancellation; the loops end at the flag then
-            for t in left:
+        loops = set(self._tasks)
+        while loops and left(0.9):  # a client library may swallow a cancellation; the loops end at the flag then
+            for t in loops:
                 t.cancel()
-            _, left = await asyncio.wait(left, timeout=0.2)
-        # Another proxy that has this one's calls now needn't ask for what it delivered.
-        await self._quietly(lambda: self._redis.hdel(self._capture.keys.proxies, self.id))
+            _, loops = await asyncio.wait(loops, timeout=min(0.2, left(0.9)))
+        await self._briefly(self._goodbye, left(0.95))
         await self.table.close()
-        await self._redis.aclose()
+        await self._briefly(self._redis.aclose, left(1.0))
+
+    async def _goodbye(self) -> None:
+        await self.store.tell_delivered()
+        # Another proxy that has this one's calls now needn't ask for what it delivered.
+        await self._redis.hdel(self._capture.keys.proxies, self.id)
+
+    def _tell_lost(self, writes: int) -> None:
+        for generation in self._running.values():
+            if generation.accepted:  # else nothing was sampled
+                ids = {"session": generation.grant.session_id, "completion": generation.id}
+                log.error("completion lost", extra={**ids, "why": "the proxy had to stop"})
+        if writes:
+            log.error("stopped before the store took everything", extra={"writes": writes})
 
     async def redis_up(self) -> bool:
         try:
@@ -91,10 +110,12 @@ class Service:
 
     async def generate(self, grant: Grant, request: Request, dialect: str) -> Generation:
         """The generation that answers the request, begun or joined; the caller listens to it already."""
-        if self.draining:
-            raise unavailable("the proxy is shutting down")
-        _refuse_unstorable(request)
         attempt = self.attempts.get(grant.attempt_id)
+        if self.draining:
+            error = unavailable("the proxy is shutting down", "proxy_stopping")
+            await self.store.note(grant, error, attempt)  # an agent that gives up over it isn't to blame
+            raise error
+        _refuse_unstorable(request)
         if attempt.closed:
             raise gone()
         same = request_hash(dialect, request)
@@ -173,6 +194,12 @@ class Service:
             await work()
         except Exception as e:  # a proxy whose heart stops is taken for dead
             log.warning("store not reachable", extra={"why": type(e).__name__})
+
+    async def _briefly(self, work: Callable[[], Awaitable[Any]], seconds: float) -> None:
+        """The same, and given up after a while: a store may hang."""
+        task = asyncio.create_task(self._quietly(work))
+        if not (await asyncio.wait({task}, timeout=seconds))[0]:
+            task.cancel()
 
 
 def _refuse_unstorable(request: Request) -> None:

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import redis.exceptions
 
@@ -116,7 +116,7 @@ class Store:
         """Nothing was sampled: no turn is charged. Idempotent; a stored one is left as it is."""
         return self._later(self._end(grant, completion_id, None, 600.0))
 
-    async def note(self, grant: Grant, error: CallError) -> None:
+    async def note(self, grant: Grant, error: CallError, attempt: Attempt) -> None:
         """Remember a call that was not answered, if it says something about how the session will end."""
         what: Note | None = None
         if error.kind in ("unavailable", "internal") and error.code != "aborted":
@@ -124,7 +124,7 @@ class Store:
         elif error.kind == "context_overflow":
             what = "context_overflow"
         if what:
-            task = self._later(self._note(grant, what, f"{error.code}: {error.message}"))
+            task = self._later(self._note(grant, what, f"{error.code}: {error.message}", attempt))
             await asyncio.wait({task}, timeout=MOMENT)
 
     @property
@@ -151,14 +151,22 @@ class Store:
         except ERRORS as e:
             raise _away() from e
 
-    async def flush(self, timeout: float) -> None:
-        """Wait for stores that are still being retried."""
+    async def flush(self, timeout: float) -> int:
+        """Wait for stores that are still being retried. How many are left."""
         if self._cleanups:
             await asyncio.wait(set(self._cleanups), timeout=timeout)
+        return len(self._cleanups)
 
-    async def _note(self, grant: Grant, what: Note, message: str) -> None:
+    async def _note(self, grant: Grant, what: Note, message: str, attempt: Attempt) -> None:
+        known = attempt.seen.count
         try:
-            await self._capture.note(grant, what, message)
+            await self._kept(
+                "note",
+                grant.session_id,
+                600.0,
+                lambda: self._capture.note(grant, what, message),
+                unless=lambda: attempt.seen.count > known,
+            )
         except Exception as e:  # it helps to explain an end, no more
             log.warning("note lost", extra={"session": grant.session_id, "why": type(e).__name__})
 
@@ -170,20 +178,36 @@ class Store:
         window: float,
         attempt: Attempt | None = None,
     ) -> bool:
+        async def work() -> None:
+            await self._capture.end(grant, completion_id, completion, attempt.seen if attempt is not None else None)
+            if attempt is not None and completion is not None:
+                attempt.add(completion)  # what is in `seen` must be known: nobody asks for it again
+
+        return await self._kept("completion", completion_id, window, work)
+
+    async def _kept(
+        self,
+        what: str,
+        key: str,
+        window: float,
+        work: Callable[[], Awaitable[None]],
+        unless: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """Do it, again and again while Redis is away; False if it was away for the whole window. Not again once `unless`."""
         deadline, pause = time.monotonic() + window, 0.05
         while True:
             try:
-                await self._capture.end(grant, completion_id, completion, attempt.seen if attempt is not None else None)
-                if attempt is not None and completion is not None:
-                    attempt.add(completion)  # what is in `seen` must be known: nobody asks for it again
+                await work()
                 return True
             except ERRORS as e:
                 if time.monotonic() > deadline:
-                    log.error("completion lost", extra={"completion": completion_id, "why": type(e).__name__})
+                    log.error(f"{what} lost", extra={what: key, "why": type(e).__name__})
                     return False
                 self._retried()
-                log.warning("store retry", extra={"completion": completion_id, "why": type(e).__name__})
+                log.warning("store retry", extra={what: key, "why": type(e).__name__})
             await asyncio.sleep(pause)
+            if unless():
+                return True
             pause = min(pause * 2, 1.0)
 
     def _later(self, work) -> asyncio.Task:

@@ -43,6 +43,7 @@ class StreamParser:
         self._growing = True  # ordinary tokens extend the channel's text
         self._live = codec.streamable
         self._parses = 0
+        self._parsed: tuple[int, Parsed] | None = None  # the last parse, by how many tokens it was of
         self._heads = codec.marker_heads | {s[:n] for s in stops for n in range(1, len(s) + 1)}
         self._longest = max(codec.longest_head, *map(len, stops), 0)
 
@@ -75,8 +76,8 @@ class StreamParser:
         the sample. Raises Contradiction."""
         before = len(self._sent)
         # An engine may know end tokens that the template doesn't.
-        ids = self._ids[:-1] if self._ids and matched == self._ids[-1] else self._ids
-        parsed = self._codec.parse(ids, self._prompt_tail, self._tools)
+        ended = bool(self._ids) and matched == self._ids[-1]
+        parsed = self._parse(len(self._ids) - ended)
         reasoning = parsed.reasoning.strip()
         content, calls = self._resolve(parsed, len(parsed.attempts))
         if isinstance(matched, str):
@@ -113,7 +114,7 @@ class StreamParser:
         if self._parses > _MAX_PARSES:
             self._live = False
             return
-        parsed = self._codec.parse(self._ids[:end], self._prompt_tail, self._tools)
+        parsed = self._parse(end)
         if parsed.reasoning_open:
             self._channel = Reasoning
             self._continue(parsed.reasoning.lstrip())
@@ -134,6 +135,12 @@ class StreamParser:
         else:
             edge = raw[len(raw.rstrip()) :]
             self._continue(content.rstrip() + edge if edge else content)
+
+    def _parse(self, end: int) -> Parsed:
+        """Of the first `end` tokens. The last look is often at all of them: a call's closing token ends most samples."""
+        if self._parsed is None or self._parsed[0] != end:
+            self._parsed = end, self._codec.parse(self._ids[:end], self._prompt_tail, self._tools)
+        return self._parsed[1]
 
     def _continue(self, visible: str) -> None:
         """The channel's text so far is `visible`, and it goes on."""

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from polar.changes import Writer
-from polar.errors import NotFound
+from polar.errors import InfraError, NotFound
 from runtimes import overlay_upper
 from runtimes.bwrap import under as is_under
+from runtimes.host_files import leads_nowhere
 from runtimes.links import resolved
-from runtimes.local_changes import info
-from runtimes.overlay_upper import Found, opened, reading
+from runtimes.local_changes import put
+from runtimes.overlay_upper import Differing, Found, opened, reading
 from runtimes.tree import walk
 
 # What Apptainer mounts over, not the agent's.
@@ -23,7 +24,7 @@ _NEVER = (
 
 
 def added(upper: Path, lower: Path, under: str) -> Iterator[str]:
-    """Paths below `under` that are the sandbox's own, or its changed copies. Raises InfraError."""
+    """Paths below `under` that are the sandbox's own, or its changed copies. Raises NotFound, InfraError."""
     under = _real(upper, lower.resolve(), under)
     with reading(under), opened(upper, under) as fd:
         yield from (f.path for f in _scan(fd, under) if not f.gone)
@@ -35,28 +36,29 @@ def write(upper: Path, lower: Path, under: str, before: set[str], target: Path, 
     under = _real(upper, lower, under)
     with reading(under), opened(upper, under) as fd:
         hidden = overlay_upper.hidden(upper, under)
-        if fd is None and (hidden or not (lower / under[1:]).is_dir()):
+        if fd is None and (hidden or not os.path.isdir(lower / under[1:])):
             raise NotFound(f"no '{under}' in the sandbox")
-        own: set[str] = set()
-        gone: set[str] = set()
-        hides = [""] if hidden else []
-        for f in _scan(fd, under):
-            (gone if f.gone else own).add(f.path)
-            if f.hides:
-                hides.append(f.path)
-        for path in hides:
-            gone |= {posixpath.join(path, name) for name in overlay_upper.listing(lower, f"{under}/{path}")}
+        found = _differing(fd, lower, under, hidden)
         with Writer(target, limit) as out:
-            out.removed((gone | before) - own)
-            for entry in walk(fd, ".") if fd is not None else ():
-                path = "/".join(entry.path)
-                if entry.kind == "cut":
-                    out.truncated = True
-                elif path in own and not out.truncated:
-                    out.add(path, info(entry), entry.source)
-                if entry.source is not None:
-                    entry.source.close()
-            return out.truncated
+            out.removed(found.removed(before))
+            paths = ((e, "/".join(e.path)) for e in (walk(fd, ".") if fd is not None else ()))
+            put(out, ((e, path if path in found.own else "") for e, path in paths))
+            return out.truncated or found.cut
+
+
+def _differing(fd: int | None, lower: Path, under: str, hidden: bool) -> Differing:
+    out = Differing()
+    hides = [""] if hidden else []
+    for f in _scan(fd, under):
+        if not out.add(f.path, gone=f.gone):
+            return out
+        if f.hides:
+            hides.append(f.path)
+    for path in hides:
+        for name in overlay_upper.listing(lower, f"{under}/{path}"):
+            if not out.add(posixpath.join(path, name), gone=True):
+                return out
+    return out
 
 
 def _real(upper: Path, lower: Path, under: str) -> str:
@@ -69,8 +71,12 @@ def _real(upper: Path, lower: Path, under: str) -> str:
                 break
         return None
 
-    with reading(under):
+    try:
         return resolved(under, readlink)
+    except OSError as e:
+        if leads_nowhere(e):
+            raise NotFound(f"no '{under}' in the sandbox") from e
+        raise InfraError(f"can't read '{under}': {e.strerror or e}", code="artifact_failed") from e
 
 
 def _scan(fd: int | None, under: str) -> Iterator[Found]:

@@ -2,6 +2,7 @@
 
 A folder needs no FUSE daemon per sandbox, and the kernel's own overlay works over it without root. The cache is keyed by
 content, filled under a lock and by one rename, and bounded: what was used longest ago and lies under no sandbox goes.
+All that a build writes lies in one folder, named after its lock: whoever finds the lock free removes what a killed worker left.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import logging
 import os
 import secrets
 import time
@@ -19,9 +21,11 @@ from msgspec import Struct, field
 
 from polar.codec import from_json, to_json
 from polar.errors import InfraError, NotFound
-from runtimes import tree
+from runtimes import procs, tree
 from runtimes.apptainer_cli import Cli, left, message
 from runtimes.apptainer_source import Source, configuration, digest
+
+log = logging.getLogger("polar.apptainer")
 
 LIMIT_VARIABLE = "POLAR_APPTAINER_CACHE_GB"
 DEFAULT_LIMIT_GB = 50.0
@@ -53,6 +57,7 @@ class Images:
         """`root` is the cache; `in_use` tells the keys of images under living sandboxes."""
         self._root = root
         self._in_use = in_use
+        self._tidied = False
         self._envs: dict[tuple[str, int, int], dict[str, str]] = {}  # of folders used where they lie
 
     def get(self, cli: Cli, source: Source, pull: str, deadline: float) -> Image:
@@ -67,7 +72,7 @@ class Images:
                 if known and pull != "always" and (found := self._known(known)):
                     return found
                 self._may_fetch(source, pull)
-                made = self._unpack(cli, source, secrets.token_hex(32), deadline)
+                made = self._unpack(cli, source, secrets.token_hex(32), reference.name, deadline)
                 reference.parent.mkdir(exist_ok=True)
                 temp = reference.with_suffix(".new")
                 temp.write_text(made.key)
@@ -77,7 +82,7 @@ class Images:
                 if found := self._known(key):
                     return found
                 self._may_fetch(source, pull)
-                made = self._unpack(cli, source, key, deadline)
+                made = self._unpack(cli, source, key, key, deadline)
         self.shrink()
         return made
 
@@ -98,25 +103,25 @@ class Images:
         except (FileNotFoundError, NotFound):
             return None
 
-    def _unpack(self, cli: Cli, source: Source, key: str, deadline: float) -> Image:
+    def _unpack(self, cli: Cli, source: Source, key: str, lock: str, deadline: float) -> Image:
         images = self._root / "images"
-        for stale in images.glob(f".new-{key}*"):  # of a worker killed meanwhile: only the lock's holder makes these
-            tree.remove(stale)
-        new = images / f".new-{key}"
-        new.mkdir()
-        cli.give(new)
+        for stale in images.glob(f".new-{lock}*"):  # of a worker killed meanwhile: only the lock's holder makes these
+            _discard(stale)
+        new = images / f".new-{lock}-{secrets.token_hex(8)}"
+        for path in (new, new / "tmp"):
+            path.mkdir()
+            cli.give(path)
         rootfs = images / key / "rootfs"
         try:
+            # Layers that were kept would be neither counted nor bounded.
             env = cli.environment(
-                self._root / "config",
-                APPTAINER_CACHEDIR=str(self._root / "blobs"),
-                APPTAINER_TMPDIR=str(self._root / "tmp"),
+                self._root / "config", APPTAINER_CACHEDIR=str(new / "tmp"), APPTAINER_TMPDIR=str(new / "tmp")
             )
-            done = cli.run(
-                ["-s", "build", "--sandbox", str(new / "rootfs"), source.uri], env=env, timeout=left(deadline)
-            )
+            argv = ["-s", "build", "--disable-cache", "--sandbox", str(new / "rootfs"), source.uri]
+            done = cli.run(argv, env=env, timeout=left(deadline))
             if done.returncode != 0:
                 raise _failure(source, message(done))
+            tree.remove(new / "tmp")
             config = configuration(source)
             image = Image(
                 rootfs=str(rootfs),
@@ -133,7 +138,7 @@ class Images:
             raise InfraError(f"image '{source.where}' can't be unpacked: {e}", code="runtime_create_failed") from e
         finally:
             if new.exists():
-                tree.remove(new)
+                _discard(new)
 
     def _env(self, cli: Cli, rootfs: str, deadline: float) -> dict[str, str]:
         """The image's environment, as its own scripts set it."""
@@ -173,11 +178,19 @@ class Images:
             yield
 
     def shrink(self) -> None:
+        """Bring the cache below its limit, and remove what killed workers left. What can't be removed is left to the next."""
         limit = float(os.environ.get(LIMIT_VARIABLE) or DEFAULT_LIMIT_GB) * (1 << 30)
-        with open(self._root / "locks" / "shrink", "w") as f:
+        images, locks = self._root / "images", self._root / "locks"
+        with open(locks / "shrink", "w") as f:
             fcntl.flock(f, fcntl.LOCK_EX)
+            for gone in images.glob(".old-*"):
+                _discard(gone)
+            for new in images.glob(".new-*"):
+                with contextlib.suppress(BlockingIOError), open(locks / new.name.split("-")[1], "w") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    _discard(new)
             found = []
-            for path in (self._root / "images").glob("[!.]*/image.json"):
+            for path in images.glob("[!.]*/image.json"):
                 found.append((path.stat().st_mtime, from_json(path.read_bytes(), Image, str(path))))
             total, used = sum(i.bytes for _, i in found), self._in_use()
             newest = max((t for t, _ in found), default=0.0)
@@ -185,16 +198,34 @@ class Images:
                 if total <= limit:
                     return
                 if image.key not in used and used_at != newest:
-                    gone = self._root / "images" / f".old-{image.key}"
-                    os.replace(self._root / "images" / image.key, gone)
-                    tree.remove(gone)
+                    gone = images / f".old-{image.key}-{secrets.token_hex(8)}"
+                    os.replace(images / image.key, gone)
+                    _discard(gone)
                     total -= image.bytes
 
     def prepare(self, cli: Cli) -> None:
-        for name in ("images", "blobs", "tmp", "config"):
+        for name in ("images", "config"):
             (self._root / name).mkdir(exist_ok=True)
             cli.give(self._root / name)
         (self._root / "locks").mkdir(exist_ok=True)
+        if not self._tidied:
+            self._tidied = True
+            self.shrink()
+
+
+def _discard(folder: Path) -> None:
+    """Remove it, whatever still writes there: a build goes on when its worker is killed."""
+    name = str(folder).encode()
+
+    def builders(all: dict[int, procs.Proc]) -> set[int]:
+        return {p for p in all if procs.argv_contains(p, name) or procs.environ_contains(p, name)}
+
+    try:
+        if folder.name.startswith(".new-"):
+            procs.kill_all(builders)
+        tree.remove(folder)
+    except OSError as e:
+        log.warning("%s is left for later: %s", folder, e)
 
 
 def _failure(source: Source, text: str) -> InfraError:

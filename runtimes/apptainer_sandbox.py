@@ -122,11 +122,15 @@ class ApptainerSandbox:
         """The living instance's first process; a stopped one is started anew. Raises InfraError."""
         if first := self._first():
             return first
-        if not self._place.record_path(self.ref.handle).exists() or not self._folder.is_dir():
-            raise InfraError(f"sandbox '{self.ref.handle}' is gone", code="exec_failed")
-        cli = apptainer_cli.need()
-        with self._place.locked(self.ref.handle):
-            return self._first() or self._start(cli, START_TIMEOUT)
+        record = self._place.record_path(self.ref.handle)
+        if record.exists():
+            cli = apptainer_cli.need()
+            with self._place.locked(self.ref.handle):
+                if record.exists() and self._folder.is_dir():
+                    return self._first() or self._start(cli, START_TIMEOUT)
+                if not record.exists():  # removed while this waited, and the lock's file perhaps made anew by that
+                    record.with_suffix(".lock").unlink(missing_ok=True)
+        raise InfraError(f"sandbox '{self.ref.handle}' is gone", code="exec_failed")
 
     def _start(self, cli: apptainer_cli.Cli, timeout: float) -> procs.Proc:
         self._group.again()

@@ -3,8 +3,10 @@ best effort."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,38 +14,36 @@ from pathlib import Path
 import msgspec
 
 from polar.sandbox import ExecResult
+from runtimes import closed
 
 FIRST = 0.5  # seconds between the first looks; a tree that takes long to measure is measured less often
 SHARE = 0.05  # of the time may go into measuring
+MAX_FOLDERS = 500_000  # not yet looked into: more take too much memory, and nobody needs them
 
 
 def usage(folder: Path, stop_at: int | None = None) -> int:
-    """Bytes on disk below `folder`; stops counting above `stop_at`. What vanishes meanwhile counts nothing."""
-    total, todo, seen = 0, [str(folder)], set()
+    """Bytes on disk below `folder`; stops counting above `stop_at`. What vanishes meanwhile counts nothing, nor what isn't
+    this user's and closed to it."""
+    total, todo = 0, ["."]
     while todo:
+        inner = todo.pop()
         try:
-            with os.scandir(todo.pop()) as entries:
+            with closed.opened(folder, inner) as fd, os.scandir(fd) as entries:
                 for entry in entries:
-                    try:
+                    with contextlib.suppress(OSError):
                         info = entry.stat(follow_symlinks=False)
-                        if entry.is_dir(follow_symlinks=False):
-                            todo.append(entry.path)
-                    except OSError as e:
-                        if e.errno == errno.ENAMETOOLONG:
-                            raise
-                        continue
-                    if info.st_nlink > 1 and not entry.is_dir(follow_symlinks=False):
-                        if info.st_ino in seen:
-                            continue
-                        seen.add(info.st_ino)
-                    total += info.st_blocks * 512
+                        if stat.S_ISDIR(info.st_mode):
+                            todo.append(f"{inner}/{entry.name}")
+                            total += info.st_blocks * 512
+                        else:
+                            total += info.st_blocks * 512 // max(1, info.st_nlink)  # all its names are found
         except OSError as e:
             # Below the longest path nothing can be counted, and only who hides it puts it there.
             if e.errno == errno.ENAMETOOLONG and stop_at is not None:
                 return stop_at + 1
             continue
-        if stop_at is not None and total > stop_at:
-            break
+        if stop_at is not None and (total > stop_at or len(todo) > MAX_FOLDERS):
+            return max(total, stop_at + 1)
     return total
 
 

@@ -6,70 +6,64 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal, get_args
 
-import docker
 import requests
 from docker.errors import APIError, DockerException, NotFound
-from docker.utils import kwargs_from_env
 
 from polar.errors import InfraError, InvalidConfig
-from runtimes import docker_ssh
+from runtimes.docker_client import DEFAULT_TIMEOUT, Client, Slow, connect, within
 
 PARALLEL_VARIABLE = "POLAR_DOCKER_PARALLEL"
-# Calls at once of one process: more only make the engine slower (docs/runtimes.md has the measurement).
+# What a call waits for: others of its kind only. Images are pulled and committed, files go up and down; both take minutes.
+Lane = Literal["call", "files", "image"]
+# Calls at once of one process and lane: more only make the engine slower (docs/runtimes.md has the measurement).
 CONCURRENCY = max(4, 2 * (os.cpu_count() or 1))
-DEFAULT_TIMEOUT = 60.0
 # Fields of a spec: what they need on Podman, and how Docker says that it keeps them.
 _LIMITS = {"memory_mb": "memory", "cpus": "cpu", "pids": "pids"}
 _TOLD = {"memory_mb": "MemoryLimit", "cpus": "CpuCfsQuota", "pids": "PidsLimit"}
 
 
-class _Client(docker.APIClient):
-    """`timeout` is by thread: the SDK reads it anew for each request."""
-
-    _local = threading.local()
-
-    @property
-    def timeout(self) -> float:
-        return getattr(self._local, "timeout", DEFAULT_TIMEOUT)
-
-    @timeout.setter
-    def timeout(self, value: float) -> None:
-        pass
-
-    def merge_environment_settings(self, *args: Any) -> Any:
-        # REQUESTS_CA_BUNDLE, for the registries of this machine's packages, would replace the engine's own authority.
-        return {**super().merge_environment_settings(*args), "verify": self.verify}
+class Busy(InfraError):
+    """No free slot: nothing was asked of the engine."""
 
 
 class Engine:
     def __init__(self, concurrency: int | None = None):
-        self._slots = threading.BoundedSemaphore(concurrency or _parallel())
+        most = concurrency or _parallel()
+        self._lanes: dict[Lane, threading.BoundedSemaphore] = {
+            lane: threading.BoundedSemaphore(most) for lane in get_args(Lane)
+        }
         self._lock = threading.Lock()
-        self._client: tuple[int, _Client] | None = None
+        self._client: tuple[int, Client] | None = None
         self._podman: bool | None = None
         self._unlimited: tuple[str, ...] | None = None
 
     @contextlib.contextmanager
-    def call(self, *, timeout: float = DEFAULT_TIMEOUT, code: str = "exec_failed") -> Iterator[Any]:
-        """A client for some quick calls. The engine's `NotFound` passes through; everything else is InfraError `code`,
-        which a retry may heal."""
-        if not self._slots.acquire(timeout=max(0.0, timeout)):
-            raise InfraError("the Docker engine is busy", code=code)
-        before = getattr(_Client._local, "timeout", DEFAULT_TIMEOUT)
-        _Client._local.timeout = max(1.0, timeout)
+    def call(
+        self,
+        *,
+        timeout: float = DEFAULT_TIMEOUT,
+        code: str = "exec_failed",
+        lane: Lane = "call",
+        wait: float | None = None,
+    ) -> Iterator[Any]:
+        """A client for some calls, each of which is answered, and all that they stream is over, within `timeout` seconds.
+        Before that, at most `wait` (default: `timeout`) for a slot of its lane. The engine's `NotFound` passes through;
+        everything else is InfraError `code`, which a retry may heal (without a slot: Busy)."""
+        slots = self._lanes[lane]
+        if not slots.acquire(timeout=max(0.0, timeout if wait is None else wait)):
+            raise Busy("the Docker engine is busy", code=code)
         try:
-            with translated(code):
+            with within(timeout), translated(code):
                 yield self.client()
         finally:
-            _Client._local.timeout = before
-            self._slots.release()
+            slots.release()
 
-    def client(self) -> _Client:
+    def client(self) -> Client:
         with self._lock:
             if self._client is None or self._client[0] != os.getpid():
-                self._client = (os.getpid(), _connect())
+                self._client = (os.getpid(), connect())
             return self._client[1]
 
     def is_podman(self) -> bool:
@@ -119,18 +113,6 @@ def _parallel() -> int:
     return int(text)
 
 
-def _connect() -> _Client:
-    settings = kwargs_from_env()
-    url = str(settings.get("base_url", ""))
-    if not url.startswith("ssh://"):
-        return _Client(version="auto", num_pools=4, **settings)
-    made = _Client(base_url="unix:///ssh", version=docker.constants.DEFAULT_DOCKER_API_VERSION)
-    made.base_url = "http+docker://over-ssh"  # not "ssh": the SDK has code of its own for that name
-    made.mount(made.base_url, docker_ssh.Adapter(url))
-    made._version = made._retrieve_server_version()
-    return made
-
-
 @contextlib.contextmanager
 def translated(code: str) -> Iterator[None]:
     try:
@@ -140,6 +122,8 @@ def translated(code: str) -> Iterator[None]:
     except APIError as e:
         # 400: what was asked for is wrong, and will be.
         raise InfraError(f"Docker engine: {e.explanation or e}", code=code, retryable=e.status_code != 400) from e
+    except (Slow, requests.Timeout) as e:
+        raise InfraError(f"Docker engine: {e}", code=code) from e
     except (DockerException, requests.RequestException, OSError) as e:
         raise InfraError(f"Docker engine can't be reached: {e}", code=code) from e
 

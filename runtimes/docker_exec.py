@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import re
 import select
 import ssl
 import time
@@ -12,7 +14,7 @@ from docker.errors import APIError, NotFound
 
 from polar.errors import InfraError
 from runtimes.bounds import Ended
-from runtimes.docker_engine import Engine, translated
+from runtimes.docker_engine import Busy, Engine, translated
 from runtimes.output import Output
 from runtimes.watch import Watch
 
@@ -20,6 +22,10 @@ CHUNK = 1 << 16
 _STDERR = 2
 _KEPT = 4096  # bytes of what the engine says
 QUIET = 5.0  # seconds without output after which the engine is asked whether the command still runs
+_ASK = 1.0  # seconds that asking may wait, and take: nobody looks at the deadline meanwhile
+_PATIENCE = 60.0  # seconds for a free slot, to learn how a command ended whose time is over
+# runc's words for a container that ended between the engine's look at it and the command.
+_TOO_LATE = re.compile(r"cannot exec in a (stopped|deleted)|container that has stopped|container not running")
 # Failures that are the command's own, though the engine reports them.
 _OWN = (("executable file not found", 127), ("no such file or directory", 127), ("permission denied", 126))
 
@@ -97,7 +103,7 @@ def run(
         response.close()
     if not ended:
         return None
-    code, started = _exit_code(engine, made["Id"])
+    code, started = _exit_code(engine, made["Id"], watch)
     if engine.is_podman():  # it forgets the pid of what has ended
         started = not (code in (126, 127) and b"OCI " in frames.engine_said)
     if not started and code != 0:
@@ -124,7 +130,7 @@ def _pump(engine: Engine, exec_id: str, response: Any, stdin: bytes | None, watc
     writing = stdin is not None
     heard = time.monotonic()
     while not watch.expired():
-        ready, writable, _ = _select(sock, writing, watch.wait())
+        ready, writable = _poll(sock, writing, watch.wait())
         if writable and writing:
             pending, writing = _send(sock, pending)
         if ready:
@@ -136,10 +142,16 @@ def _pump(engine: Engine, exec_id: str, response: Any, stdin: bytes | None, watc
         elif time.monotonic() - heard > QUIET:
             # Some engines hold the stream open for a child that the command left behind.
             heard = time.monotonic()
-            with engine.call() as api:
-                if not api.exec_inspect(exec_id)["Running"]:
-                    return True
+            if not _may_run(engine, exec_id):
+                return True
     return False
+
+
+def _may_run(engine: Engine, exec_id: str) -> bool:
+    """True also where the engine has no time to tell: it is asked again later, and the command goes on."""
+    with contextlib.suppress(InfraError), engine.call(timeout=_ASK, wait=_ASK) as api:
+        return bool(api.exec_inspect(exec_id)["Running"])
+    return True
 
 
 def _buffered(reader: Any) -> bytes:
@@ -150,13 +162,15 @@ def _buffered(reader: Any) -> bytes:
         return b""
 
 
-def _select(sock: Any, writing: bool, wait: float) -> tuple[bool, bool, bool]:
-    if isinstance(sock, ssl.SSLSocket) and sock.pending():
-        wait = 0.0
-        _, w, _ = select.select([], [sock] if writing else [], [], 0)
-        return True, bool(w), False
-    r, w, _ = select.select([sock], [sock] if writing else [], [], wait)
-    return bool(r), bool(w), False
+def _poll(sock: Any, writing: bool, wait: float) -> tuple[bool, bool]:
+    """Is there something to read, is there room to write? Not by `select`, which takes descriptors below 1024 only."""
+    decrypted = isinstance(sock, ssl.SSLSocket) and sock.pending() > 0
+    poll = select.poll()
+    poll.register(sock, select.POLLIN | (select.POLLOUT if writing else 0))
+    found = poll.poll(0 if decrypted else math.ceil(wait * 1000))
+    events = found[0][1] if found else 0
+    # An error or a hang-up is told by both reading and writing.
+    return decrypted or bool(events & ~select.POLLOUT), writing and bool(events & ~select.POLLIN)
 
 
 def _receive(sock: Any) -> bytes | None:
@@ -185,19 +199,24 @@ def _send(sock: Any, pending: memoryview) -> tuple[memoryview, bool]:
     return pending, False
 
 
-def _exit_code(engine: Engine, exec_id: str) -> tuple[int, bool]:
+def _exit_code(engine: Engine, exec_id: str, watch: Watch) -> tuple[int, bool]:
     """And whether the command ever was a process: what it prints can't pass for a failure of the engine's."""
-    deadline = time.monotonic() + 10
+    patience, deadline = time.monotonic() + _PATIENCE, math.inf
     while True:
         try:
-            with engine.call() as api:
+            with engine.call(wait=_ASK) as api:
                 state = api.exec_inspect(exec_id)
+        except Busy:  # the command's time is there to wait for a slot, too
+            if time.monotonic() > patience and watch.expired():
+                raise
+            continue
         except NotFound as e:
             raise InfraError("the container went away while a command ran", code="exec_failed") from e
         if not state["Running"] and state["ExitCode"] is not None:
             if state["ExitCode"] < 0:
                 raise InfraError("the engine lost sight of the command", code="exec_failed")
             return int(state["ExitCode"]), bool(state["Pid"])
+        deadline = min(deadline, time.monotonic() + 10)
         if time.monotonic() > deadline:
             raise InfraError("the engine doesn't tell how the command ended", code="exec_failed")
         time.sleep(0.02)
@@ -207,4 +226,6 @@ def _engine_failure(text: str) -> int:
     for words, code in _OWN:
         if words in text:
             return 126 if "chdir to cwd" in text else code
+    if _TOO_LATE.search(text):
+        raise Ended(f"Docker engine: {text[-300:]}", code="exec_failed")
     raise InfraError(f"Docker engine: {text[-300:]}", code="exec_failed")

@@ -55,7 +55,7 @@ def keep(engine: Engine, container: str, tag: str) -> None:
     """Raises InfraError: a caller may go on without."""
     if find(engine, tag):
         return
-    with engine.call(timeout=300, code="prepare_failed") as api:
+    with engine.call(timeout=300, code="prepare_failed", lane="image") as api:
         own: list[str] = api.inspect_container(container)["Config"]["Env"] or []
         blank = [e.partition("=")[0] + "=" for e in own if not e.startswith("PATH=")]
         labels = {LABEL: tag}

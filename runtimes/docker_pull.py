@@ -6,9 +6,10 @@ POLAR_REGISTRY_PASSWORD and POLAR_REGISTRY (the host they are for; they are sent
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from docker.auth import resolve_repository_name
@@ -34,9 +35,9 @@ def account(image: str) -> dict[str, str] | None:
 def pull(engine: Engine, image: str, left: Callable[[], float]) -> dict[str, Any]:
     """The image as the engine describes it. `left` tells the seconds left, or raises. Raises InfraError `image_missing`
     or `runtime_create_failed`."""
-    with _locks.setdefault(image, threading.Lock()):
+    with _alone(image, left()):
         try:
-            with engine.call(timeout=left(), code="runtime_create_failed") as api:
+            with engine.call(timeout=left(), code="runtime_create_failed", lane="image") as api:
                 try:
                     for event in api.pull(image, stream=True, decode=True, auth_config=account(image)):
                         left()
@@ -51,6 +52,17 @@ def pull(engine: Engine, image: str, left: Callable[[], float]) -> dict[str, Any
                 return api.inspect_image(image)
         except EngineNotFound as e:
             raise _failed(image, str(e.explanation or e), final=True) from e
+
+
+@contextlib.contextmanager
+def _alone(image: str, seconds: float) -> Iterator[None]:
+    lock = _locks.setdefault(image, threading.Lock())
+    if not lock.acquire(timeout=seconds):
+        raise InfraError(f"image '{image}': it is still being pulled", code="runtime_create_failed")
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _failed(image: str, text: str, final: bool = False) -> InfraError:

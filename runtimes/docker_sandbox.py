@@ -33,7 +33,7 @@ from runtimes.watch import Watch
 
 log = logging.getLogger("polar.docker")
 
-TRANSFER_TIMEOUT = 600.0  # seconds for one upload or download
+TRANSFER_TIMEOUT = 600.0  # seconds for one download; for an upload's answer
 _SPOOL = 8 << 20  # bytes of an upload kept in memory
 _MOUNTED = ("/dev", "/proc", "/sys")  # the engine says yes to uploads there, and they vanish
 _LINKS = 10
@@ -80,7 +80,8 @@ class DockerSandbox:
     ) -> int | None:
         mark = secrets.token_hex(12)
         with self._existing(), self._reachable() as pid:
-            before = PidSpace(pid).present(with_main=True) if docker_bridge.may_enter() else set()
+            space = self._space(pid)
+            before = space.present(with_main=True) if space else set()
             begun = procs.ticks_now()
             try:
                 code = docker_exec.run(
@@ -167,12 +168,18 @@ class DockerSandbox:
     def _kill(self, pid: int, mark: str, begun: int, before: set[tuple[int, int]]) -> None:
         """End what a command started. Where the processes can't be seen, or resist, everything in the container is
         ended; its files stay."""
-        if docker_bridge.may_enter() and netns.is_container(pid, self.ref.handle):
-            space = PidSpace(pid)
-            if space.name and procs.kill_all(lambda all: space.begun_by(all, mark, begun, before), timeout=3):
-                return
+        space = self._space(pid)
+        if space and procs.kill_all(lambda all: space.begun_by(all, mark, begun, before), timeout=3):
+            return
         self.stop()
         self._running()
+
+    def _space(self, pid: int) -> PidSpace | None:
+        """None if its processes can't be seen: the engine is elsewhere, or this process has a pid namespace of its own."""
+        if not (docker_bridge.may_enter() and netns.is_container(pid, self.ref.handle)):
+            return None
+        space = PidSpace(pid)
+        return space if space.name else None
 
     # -- files
 
@@ -219,7 +226,7 @@ class DockerSandbox:
                 spool.seek(0)
                 if self._owner[0] and parents:
                     self._make_parent(posixpath.dirname(path))
-                with self._engine.call(timeout=TRANSFER_TIMEOUT, code="upload_failed") as api:
+                with self._engine.call(timeout=TRANSFER_TIMEOUT, code="upload_failed", lane="files") as api:
                     api.put_archive(self.ref.handle, "/", spool)
         except EngineNotFound as e:
             raise InfraError(f"container {self.ref.handle[:12]} is gone", code="upload_failed") from e
@@ -238,9 +245,9 @@ class DockerSandbox:
         while path.endswith("/."):  # the engine would leave the common name out of the archive
             path = path[:-2] or "/"
         try:
-            with self._engine.call(timeout=TRANSFER_TIMEOUT, code="artifact_failed") as api:
+            with self._engine.call(timeout=TRANSFER_TIMEOUT, code="artifact_failed", lane="files") as api:
                 for _ in range(_LINKS):
-                    chunks, stat = api.get_archive(self.ref.handle, path, chunk_size=1 << 18)
+                    chunks, stat = docker_changes.archive(api, self.ref.handle, path)
                     try:
                         if not stat["mode"] & _SYMLINK:
                             with tarfile.open(fileobj=cast(BinaryIO, Reader(chunks)), mode="r|") as tar:
@@ -272,7 +279,7 @@ class DockerSandbox:
 
         def readlink(path: str) -> str | None:
             with contextlib.suppress(EngineNotFound), self._engine.call(code="artifact_failed") as api:
-                chunks, stat = api.get_archive(self.ref.handle, path)
+                chunks, stat = docker_changes.archive(api, self.ref.handle, path)
                 chunks.close()
                 return stat["linkTarget"] if stat["mode"] & _SYMLINK else None
             return None

@@ -1,12 +1,13 @@
 """The proxy's way into a sandbox: connections made to a listener inside are carried to the proxy by this process.
 
 One event loop in one thread serves all sandboxes of the process. Every connection looks the proxy up anew, so its
-restart breaks only what was in flight.
+restart breaks only what was in flight. An answer that isn't whole when the proxy's side ends reaches the agent as a reset.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -18,6 +19,7 @@ from urllib.parse import urlsplit
 
 from polar.errors import InvalidConfig
 from polar.sandbox import ProxyEndpoint
+from runtimes.answers import Answers
 
 log = logging.getLogger("polar.forward")
 
@@ -109,7 +111,8 @@ class Forward:
         except OSError as e:
             # A broken call must look broken: a clean end would pass for a complete answer.
             log.debug("a sandbox's connection broke: %s", e)
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            with contextlib.suppress(OSError):  # closed already, if it was the client that broke
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             for w in writers:
                 w.transport.abort()
         finally:
@@ -148,9 +151,11 @@ def address(proxy: ProxyEndpoint) -> tuple[str, int]:
 async def _both_ways(
     down_r: asyncio.StreamReader, down_w: asyncio.StreamWriter, up_r: asyncio.StreamReader, up_w: asyncio.StreamWriter
 ) -> None:
-    """Until the answer has ended. The request's half may end before; if it breaks, the proxy must see it at once."""
-    request = asyncio.create_task(_pump(down_r, up_w))
-    answer = asyncio.create_task(_pump(up_r, down_w))
+    """Until the answer has ended. The request's half may end before; if it breaks, the proxy must see it at once.
+    OSError: it broke, or the proxy ended within an answer."""
+    answers = Answers()
+    request = asyncio.create_task(_pump(down_r, up_w, answers.asked))
+    answer = asyncio.create_task(_pump(up_r, down_w, answers.feed, answers.whole))
     try:
         await asyncio.wait((request, answer), return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
@@ -162,10 +167,18 @@ async def _both_ways(
         await asyncio.gather(request, answer, return_exceptions=True)
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _pump(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    seen: Callable[[bytes], None],
+    may_end: Callable[[], bool] = lambda: True,
+) -> None:
     while data := await reader.read(_CHUNK):
+        seen(data)
         writer.write(data)
         await writer.drain()
+    if not may_end():
+        raise ConnectionResetError("the proxy ended within an answer")
     if writer.can_write_eof():
         writer.write_eof()
 

@@ -232,7 +232,9 @@ def end(holder: procs.Proc) -> None:
         now = procs.read(holder.pid)
         if now and now.start == holder.start:
             signal.pidfd_send_signal(fd, signal.SIGKILL)
-            select.select([fd], [], [], END_TIMEOUT)
+            ended = select.poll()  # knows no highest descriptor
+            ended.register(fd, select.POLLIN)
+            ended.poll(END_TIMEOUT * 1000)
     except ProcessLookupError:
         pass
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 from collections.abc import Iterator
@@ -11,6 +12,9 @@ from pathlib import Path
 from polar.errors import InfraError, NotFound, PolarError
 from runtimes import tree
 from runtimes.inroot import Escape, Root
+
+# Where a path of the agent's making leads to nothing that can be read.
+_NOWHERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EACCES)
 
 
 def upload(root: Root, source: Path, path: str, mode: int | None) -> None:
@@ -39,17 +43,33 @@ def _uploading(target: str) -> Iterator[None]:
 
 def absent(root: Root, path: str) -> PolarError:
     """Why there is nothing at `path`: what a sandbox held that is gone can't be told from nothing."""
-    if not root.folder.is_dir():
+    if not os.path.isdir(root.folder):
         return InfraError("the sandbox is gone", code="artifact_failed")
     return NotFound(f"no '{path}' in the sandbox")
 
 
-def download(root: Root, path: str, target: Path, limit: int) -> bool:
+def leads_nowhere(e: OSError) -> bool:
+    """Is it the path, which the agent may have made so, and not this machine?"""
+    return isinstance(e, Escape) or e.errno in _NOWHERE
+
+
+@contextlib.contextmanager
+def reading(root: Root, path: str) -> Iterator[None]:
+    """Raises NotFound, InfraError."""
     try:
-        with root.locate(path) as (fd, name):
-            os.stat(name, dir_fd=fd, follow_symlinks=False)
-            return tree.write_tree(tree.walk(fd, name, device=root.device), target, limit)
-    except (FileNotFoundError, NotADirectoryError, Escape) as e:
-        raise absent(root, path) from e
+        yield
     except OSError as e:
+        if leads_nowhere(e):
+            raise absent(root, path) from e
         raise InfraError(f"can't read '{path}': {e.strerror or e}", code="artifact_failed") from e
+
+
+def download(root: Root, path: str, target: Path, limit: int) -> bool:
+    with reading(root, path), root.locate(path) as (fd, name):
+        os.stat(name, dir_fd=fd, follow_symlinks=False)
+        try:
+            return tree.write_tree(tree.walk(fd, name, device=root.device), target, limit)
+        except FileNotFoundError:
+            raise
+        except OSError as e:  # of this host's side
+            raise InfraError(f"can't copy '{path}': {e.strerror or e}", code="artifact_failed") from e

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import tarfile
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
-from polar.changes import Writer
-from polar.errors import InfraError
-from runtimes.host_files import absent
-from runtimes.inroot import Escape, Root
+from polar.changes import MAX_ENTRIES, Writer
+from runtimes.host_files import reading
+from runtimes.inroot import Root
 from runtimes.tree import Entry, walk
 
 
@@ -23,28 +25,38 @@ def listing(root: Root, folder: str) -> Iterator[str]:
 
 
 def write(root: Root, folder: str, before: set[str], target: Path, limit: int) -> bool:
-    now = set(listing(root, folder))
+    now = set(islice(listing(root, folder), MAX_ENTRIES))
     with Writer(target, limit) as out:
-        out.removed(before - now)
-        for entry in _entries(root, folder):
-            if entry.kind == "cut":
-                out.truncated = True
-            elif entry.path and not out.truncated:
-                out.add("/".join(entry.path), info(entry), entry.source)
-            if entry.source is not None:
-                entry.source.close()
+        out.removed(before - now if len(now) < MAX_ENTRIES else ())
+        put(out, ((e, "/".join(e.path)) for e in _entries(root, folder)))
         return out.truncated
+
+
+def put(out: Writer, entries: Iterator[tuple[Entry, str]]) -> None:
+    """Entries of a tree under their paths; an empty one is left out. Ends where something is missing."""
+    for entry, path in entries:
+        if entry.kind == "cut":
+            out.truncated = True
+        elif path:
+            out.add(path, info(entry), entry.source)
+        if entry.source is not None:
+            entry.source.close()
+        if out.truncated:
+            return
 
 
 def _entries(root: Root, folder: str) -> Iterator[Entry]:
     """Raises NotFound, InfraError."""
-    try:
-        with root.locate(folder) as (fd, name):
-            yield from walk(fd, name)
-    except (FileNotFoundError, NotADirectoryError, Escape) as e:
-        raise absent(root, folder) from e
-    except OSError as e:
-        raise InfraError(f"can't read '{folder}': {e.strerror or e}", code="artifact_failed") from e
+    with reading(root, folder), root.locate(folder) as (fd, name):
+        need_folder(fd, name)
+        yield from walk(fd, name)
+
+
+def need_folder(fd: int, name: str) -> None:
+    """Raises OSError unless it can be read as one."""
+    if not stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, "is no folder", name)
+    os.close(os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd))
 
 
 def info(entry: Entry) -> tarfile.TarInfo:
@@ -55,6 +67,6 @@ def info(entry: Entry) -> tarfile.TarInfo:
     elif entry.kind == "link":
         out.type, out.linkname = tarfile.SYMTYPE, entry.target
     elif entry.source is not None:
-        stat = os.fstat(entry.source.fileno())
-        out.size, out.mtime = stat.st_size, stat.st_mtime
+        found = os.fstat(entry.source.fileno())
+        out.size, out.mtime = found.st_size, found.st_mtime
     return out

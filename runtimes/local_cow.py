@@ -7,33 +7,24 @@ import fcntl
 import logging
 import os
 import posixpath
-import stat
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 from polar.changes import Writer
 from polar.errors import InfraError, NotFound
 from polar.ids import new_id
 from polar.sandbox import SandboxRef
 from runtimes import bwrap, holder, host_files, links, local_root, overlay_upper, procs, tree
-from runtimes.inroot import Escape, Root
+from runtimes.inroot import Root
 from runtimes.local_box import Record
-from runtimes.local_changes import info
-from runtimes.overlay_upper import opened, reading
+from runtimes.local_changes import need_folder, put
+from runtimes.overlay_upper import Differing, opened, reading
 from runtimes.tree import walk
 
 log = logging.getLogger("polar.local")
 _OLD = 300.0  # seconds
-
-
-class Differing(NamedTuple):
-    """Paths relative to a folder: those that the sandbox has of its own, and those that it hides of the machine's."""
-
-    own: set[str]
-    gone: set[str]
 
 
 class Support:
@@ -208,31 +199,22 @@ class Cow:
         under = self._there(under)
         found = self._differing(under)
         with Writer(target, limit) as out:
-            out.removed(found.gone | (before - found.own))
+            out.removed(found.removed(before))
             for top, inner, prefix in self._parts(under):
+                if out.truncated:
+                    break
                 with reading(under), opened(top, inner) as fd:
-                    for entry in walk(fd, ".") if fd is not None else ():
-                        path = posixpath.join(prefix, *entry.path)
-                        if entry.kind == "cut":
-                            out.truncated = True
-                        elif path in found.own and not out.truncated:
-                            out.add(path, info(entry), entry.source)
-                        if entry.source is not None:
-                            entry.source.close()
-            return out.truncated
+                    entries = walk(fd, ".") if fd is not None else iter(())
+                    paths = ((e, posixpath.join(prefix, *e.path)) for e in entries)
+                    put(out, ((e, path if path in found.own else "") for e, path in paths))
+            return out.truncated or found.cut
 
     def _there(self, under: str) -> str:
         """`under` without links. Raises NotFound."""
-        with self.files("artifact_failed") as root:
-            try:
-                with root.locate(under) as (fd, name):
-                    if not stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
-                        raise NotADirectoryError
-                return links.resolved(under, _readlink(root.folder))
-            except (FileNotFoundError, NotADirectoryError, Escape) as e:
-                raise host_files.absent(root, under) from e
-            except OSError as e:
-                raise InfraError(f"can't read '{under}': {e.strerror or e}", code="artifact_failed") from e
+        with self.files("artifact_failed") as root, host_files.reading(root, under):
+            with root.locate(under) as (fd, name):
+                need_folder(fd, name)
+            return links.resolved(under, _readlink(root.folder))
 
     def _overlays(self) -> list[str]:
         return local_root.writable(self._data_dir)
@@ -254,30 +236,30 @@ class Cow:
             masked = local_root.masked(self._folder)
         ours = {f"/{name}": target for name, target in local_root.links().items()}
         not_its = (*local_root.OWN, *self._overlays(), "/var/run", "/var/lock", *mounts)
-        own: set[str] = set()
-        gone: set[str] = set()
+        out = Differing()
         for top, inner, prefix in self._parts(under):
             plain = top == self._folder / "fs"
             with reading(under), opened(top, inner) as fd:
                 hides = [""] if not plain and overlay_upper.hidden(top, inner) else []
                 for f in overlay_upper.scan(fd) if fd is not None else ():
-                    path = posixpath.join(prefix, f.path)
                     absolute = posixpath.join(under, f.path)
                     if plain and (
                         bwrap.under(absolute, not_its)
                         or (absolute in ours and self._links_to(absolute, ours[absolute]))
                     ):
                         continue
-                    (gone if f.gone and not plain else own).add(path)
+                    if not out.add(posixpath.join(prefix, f.path), gone=f.gone and not plain):
+                        return out
                     if f.hides and not plain:
                         hides.append(f.path)
                 for path in hides:
                     lower = Path("/") / top.relative_to(self._folder / "upper")
                     for name in overlay_upper.listing(lower, f"{inner}/{path}", but=masked):
-                        gone.add(posixpath.join(prefix, path, name))
+                        if not out.add(posixpath.join(prefix, path, name), gone=True):
+                            return out
             if plain and under == "/":
-                gone |= {path[1:] for path in ours if not os.path.lexists(top / path[1:])}
-        return Differing(own, gone - own)
+                out.gone |= {path[1:] for path in ours if not os.path.lexists(top / path[1:])}
+        return out
 
     def _links_to(self, path: str, target: str) -> bool:
         at = self._folder / "fs" / path[1:]

@@ -1,22 +1,26 @@
-"""What a command writes: the last bytes in memory, the first ones in a log file, both bounded."""
+"""What a command writes: the last bytes in memory, the first and the last ones in a log file, both bounded."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import BinaryIO
 
+_SMALL = 100  # bytes; a log of fewer has no room for a line about itself
+
 
 class Output:
     """Feed chunks, close, then read `tail` (at most `limit` bytes) and `total` (bytes fed).
 
-    A log file that can't be written (disk full) is given up silently: the command's result matters more.
+    The log grows as chunks come, to `log_limit` bytes. If there were more, close() puts the tail, where an error stands, in
+    the place of its last bytes, behind a line that says how many are missing. A log file that can't be written (disk full)
+    is given up silently: the command's result matters more.
     """
 
     def __init__(self, limit: int, log: Path | None, log_limit: int):
         self.total = 0
         self._limit = max(0, limit)
         self._tail = bytearray()
-        self._log_left = log_limit
+        self._log_limit = self._log_left = log_limit
         self._file: BinaryIO | None = None
         if log is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
@@ -41,5 +45,24 @@ class Output:
 
     def close(self) -> None:
         if self._file:
-            self._file.close()
-            self._file = None
+            try:
+                if self.total > self._log_limit >= _SMALL:
+                    self._end(self._file)
+            except OSError:
+                pass
+            finally:
+                self._file.close()
+                self._file = None
+
+    def _end(self, file: BinaryIO) -> None:
+        """At most half of the log is its end."""
+        end = self.tail[-(self._log_limit // 2) :]
+        room = len(_left_out(self.total, 0))
+        head = self._log_limit - len(end) - room
+        if end and file.tell() == self._log_limit:  # all of it was written
+            file.seek(head)
+            file.write(_left_out(self.total - head - len(end), room) + end)
+
+
+def _left_out(count: int, length: int) -> bytes:
+    return f"\n[{count} bytes left out]".encode().ljust(length - 1) + b"\n"

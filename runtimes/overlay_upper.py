@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from polar.errors import InfraError
+from polar.changes import MAX_ENTRIES
+from polar.errors import InfraError, NotFound
 from runtimes.tree import MAX_DEPTH
 
 DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -24,6 +25,28 @@ class Found(NamedTuple):
     path: str  # relative to the folder that was scanned
     gone: bool  # removed; else there, the sandbox's own
     hides: bool  # what the layers below have under this path isn't seen
+
+
+class Differing:
+    """Paths relative to a folder: those that the sandbox has of its `own`, and those that it hides of the layers below
+    (`gone`); no more than are kept. `cut`: there are more."""
+
+    def __init__(self) -> None:
+        self.own: set[str] = set()
+        self.gone: set[str] = set()
+        self.cut = False
+
+    def add(self, path: str, gone: bool) -> bool:
+        """False if there is no room for more."""
+        if len(self.own) + len(self.gone) >= MAX_ENTRIES:
+            self.cut = True
+            return False
+        (self.gone if gone else self.own).add(path)
+        return True
+
+    def removed(self, before: set[str]) -> set[str]:
+        """Those that can be told, of the paths `before` among others. What wasn't looked for isn't gone."""
+        return (self.gone if self.cut else self.gone | before) - self.own
 
 
 @contextmanager
@@ -37,13 +60,14 @@ def reading(path: str) -> Iterator[None]:
 
 @contextmanager
 def opened(top: Path, inner: str) -> Iterator[int | None]:
-    """The folder `inner` of `top`, no link followed; None where there is no folder. Raises OSError."""
-    fd: int | None = os.open(top, DIR)
+    """The folder `inner` of `top`, no link followed; None where there is no folder. Raises OSError, and NotFound for one
+    that this user may not read."""
+    fd: int | None = _enter(str(top), None)
     try:
         for part in _parts(inner):
             assert fd is not None
             try:
-                below = os.open(part, DIR, dir_fd=fd)
+                below = _enter(part, fd)
             except OSError:
                 below = None
             os.close(fd)
@@ -57,17 +81,19 @@ def opened(top: Path, inner: str) -> Iterator[int | None]:
 
 
 def hidden(upper: Path, inner: str) -> bool:
-    """Is what the layers below have at `inner` hidden, by something at it or above it?"""
-    fd = os.open(upper, DIR)
+    """Is what the layers below have at `inner` hidden, by something at it or above it? Raises as `opened`."""
+    fd = _enter(str(upper), None)
     try:
         for part in _parts(inner):
             try:
                 mode = os.stat(part, dir_fd=fd, follow_symlinks=False).st_mode
             except FileNotFoundError:
                 return False
+            except PermissionError as e:
+                raise _closed(part) from e
             if not stat.S_ISDIR(mode):
                 return True
-            below = os.open(part, DIR, dir_fd=fd)
+            below = _enter(part, fd)
             os.close(fd)
             fd = below
             if is_opaque(fd):
@@ -77,31 +103,50 @@ def hidden(upper: Path, inner: str) -> bool:
         os.close(fd)
 
 
+def _enter(name: str, fd: int | None) -> int:
+    try:
+        return os.open(name, DIR, dir_fd=fd)
+    except PermissionError as e:
+        raise _closed(name) from e
+
+
+def _closed(name: str) -> NotFound:
+    return NotFound(f"'{name}' in the sandbox may not be read by this user")
+
+
 def scan(top: int, path: str = "", depth: int = 0) -> Iterator[Found]:
     """All below the open folder `top`, parents first; not deeper than anything that is copied. What vanishes meanwhile, or
     can't be opened, is left out. Raises OSError."""
-    for name in os.listdir(top):
-        inner = f"{path}/{name}" if path else name
-        try:
-            info = os.stat(name, dir_fd=top, follow_symlinks=False)
-        except FileNotFoundError:
-            continue
-        if stat.S_ISCHR(info.st_mode) and info.st_rdev == 0:
-            yield Found(inner, True, False)
-        elif not stat.S_ISDIR(info.st_mode):
-            yield Found(inner, False, True)
-        else:
+    with os.scandir(top) as entries:  # not as a list: there may be any number
+        for name in (e.name for e in entries):
+            inner = f"{path}/{name}" if path else name
             try:
-                fd = os.open(name, DIR, dir_fd=top)
-            except OSError:
+                info = os.stat(name, dir_fd=top, follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            except PermissionError:  # the folder may be listed and not entered
                 yield Found(inner, False, False)
                 continue
-            try:
-                yield Found(inner, False, is_opaque(fd))
-                if depth < MAX_DEPTH:
-                    yield from scan(fd, inner, depth + 1)
-            finally:
-                os.close(fd)
+            if stat.S_ISCHR(info.st_mode) and info.st_rdev == 0:
+                yield Found(inner, True, False)
+            elif not stat.S_ISDIR(info.st_mode):
+                yield Found(inner, False, True)
+            else:
+                yield from _scan_folder(top, name, inner, depth)
+
+
+def _scan_folder(top: int, name: str, inner: str, depth: int) -> Iterator[Found]:
+    try:
+        fd = os.open(name, DIR, dir_fd=top)
+    except OSError:
+        yield Found(inner, False, False)
+        return
+    try:
+        yield Found(inner, False, is_opaque(fd))
+        if depth < MAX_DEPTH:
+            yield from scan(fd, inner, depth + 1)
+    finally:
+        os.close(fd)
 
 
 def is_opaque(fd: int) -> bool:
@@ -113,8 +158,8 @@ def is_opaque(fd: int) -> bool:
 
 def listing(top: Path, inner: str, *, but: tuple[str, ...] = ()) -> Iterator[str]:
     """Paths below `inner` of the lower folder `top`, relative to `inner`, without those of other file systems and the
-    absolute ones in `but`."""
-    with opened(top, inner) as fd:
+    absolute ones in `but`. Nothing of what this user may not read."""
+    with suppress(NotFound), opened(top, inner) as fd:
         if fd is None:
             return
         device = os.fstat(fd).st_dev

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import itertools
 import os
+import secrets
 import stat
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
+from polar.changes import members
 from polar.errors import Conflict
 
 MAX_ENTRIES = 100_000
 MAX_DEPTH = 100
 _CHUNK = 1 << 18
+_PASSES = 20  # over a folder in which there is only what came back
 
 
 class Entry(NamedTuple):
@@ -28,7 +34,8 @@ class Entry(NamedTuple):
 
 
 def write_tree(entries: Iterator[Entry], target: Path, limit: int) -> bool:
-    """Write a file or a folder at `target`, at most `limit` bytes of content. True if something was cut.
+    """Write a file or a folder at `target`, at most `limit` bytes of content. True if something was cut, also if nothing is
+    at `target` then. Raises OSError where this host has no room.
 
     Links are kept only if they stay inside; they are made last, so that nothing is ever written through one. Devices,
     pipes and sockets are left out. `kind` "cut" stands for something that could not be read.
@@ -59,7 +66,9 @@ def write_tree(entries: Iterator[Entry], target: Path, limit: int) -> bool:
             with source, open(path, "xb") as out:
                 left = _copy(source, out, left)
                 os.fchmod(out.fileno(), e.mode & 0o777 | 0o600)
-        except OSError:  # names that this host can't hold, two of one name, a file where a folder should be
+        except OSError as e:  # names that this host can't hold, two of one name, a file where a folder should be
+            if e.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise
             cut = True
             continue
         if left < 0:
@@ -102,7 +111,7 @@ def _finish(target: Path, links: list[Entry], cut: bool) -> bool:
                 os.symlink(e.target, path)
             except OSError:
                 cut = True
-    return cut
+    return cut or not os.path.lexists(target)
 
 
 def stays_inside(path: tuple[str, ...], target: str) -> bool:
@@ -118,7 +127,11 @@ def stays_inside(path: tuple[str, ...], target: str) -> bool:
 def walk(fd: int, name: str, path: tuple[str, ...] = (), *, device: int | None = None) -> Iterator[Entry]:
     """Entries of what lies at `name` in the open directory `fd`, following no link and, with `device`, entering no
     folder of another one. Raises FileNotFoundError."""
-    info = os.stat(name, dir_fd=fd, follow_symlinks=False)
+    try:
+        info = os.stat(name, dir_fd=fd, follow_symlinks=False)
+    except PermissionError:  # its folder may be listed and not entered
+        yield Entry(path, "cut")
+        return
     if stat.S_ISLNK(info.st_mode):
         yield Entry(path, "link", target=os.readlink(name, dir_fd=fd))
     elif stat.S_ISREG(info.st_mode):
@@ -157,7 +170,7 @@ def walk(fd: int, name: str, path: tuple[str, ...] = (), *, device: int | None =
 def from_tar(tar: tarfile.TarFile) -> Iterator[Entry]:
     """Entries of a streamed archive whose members all begin with one common name, as a container engine sends it."""
     top: str | None = None
-    for member in tar:
+    for member in members(tar):
         parts = tuple(p for p in member.name.split("/") if p not in ("", "."))
         if ".." in parts:
             continue
@@ -181,8 +194,9 @@ def unpack(archive: Path, target: Path, limit: int) -> bool:
     """Extract a tar archive (any compression) made by somebody else. True if something was cut."""
 
     def entries() -> Iterator[Entry]:
+        yield Entry((), "folder", 0o755)
         with tarfile.open(archive, "r:*") as tar:
-            for member in tar:
+            for member in members(tar):
                 parts = tuple(p for p in member.name.split("/") if p not in ("", "."))
                 if member.name.startswith("/") or ".." in parts:
                     yield Entry((), "cut")
@@ -196,33 +210,55 @@ def unpack(archive: Path, target: Path, limit: int) -> bool:
                 elif member.isreg():
                     yield Entry(parts, "file", member.mode, tar.extractfile(member))  # type: ignore[arg-type]
 
-    cut = write_tree(entries(), target, limit)
-    target.mkdir(exist_ok=True)
-    return cut
+    return write_tree(entries(), target, limit)
 
 
 def remove(path: Path) -> None:
-    """Remove a folder that an agent made, whatever modes and depth it has. Raises OSError if something is left.
+    """Remove a folder that an agent made, whatever modes, depth and number of files it has. Nothing is wrong if it is gone
+    already, or another one removes it too. Raises OSError if something is left.
 
-    Folders are lifted to the top before they are emptied: a chain of them may be deeper than any path or stack."""
+    Folders are lifted to the top before the one that held them goes: a chain of them may be deeper than any path or stack.
+    No list of them is kept: there may be more than fit into memory."""
     if not path.is_dir():
         path.unlink(missing_ok=True)
         return
-    os.chmod(path, 0o700)
-    todo, lifted = [str(path)], 0
-    while todo:
-        folder = todo.pop()
-        for entry in list(os.scandir(folder)):
-            if not entry.is_dir(follow_symlinks=False):
-                os.unlink(entry.path)
-                continue
-            os.chmod(entry.path, 0o700)
-            place = entry.path
-            if folder != str(path):
-                lifted += 1
-                place = str(path / f".polar-{os.getpid()}-{lifted}")
-                os.rename(entry.path, place)
-            todo.append(place)
-        if folder != str(path):
-            os.rmdir(folder)
-    os.rmdir(path)
+    names = (str(path / f".polar-{secrets.token_hex(8)}-{n}") for n in itertools.count())
+
+    def lift(folder: str) -> None:
+        os.chmod(folder, 0o700)
+        os.rename(folder, next(names))
+
+    _empty(str(path), lambda folder: _empty(folder, lift))
+
+
+def _empty(folder: str, found: Callable[[str], None]) -> None:
+    """Give all folders in `folder` to `found`, which takes them away, and remove the rest and `folder` itself."""
+    idle = 0
+    while (folders := _pass(folder, found)) is not None:
+        idle = 0 if folders else idle + 1
+        if idle > _PASSES:
+            raise OSError(errno.ENOTEMPTY, "something in it stays", folder)
+
+
+def _pass(folder: str, found: Callable[[str], None]) -> int | None:
+    """How many folders were found, as some may be left; None once `folder` is gone. Two at once take from each other what
+    they are about to."""
+    folders = 0
+    try:
+        os.chmod(folder, 0o700)
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    if entry.is_dir(follow_symlinks=False):
+                        folders += 1
+                        found(entry.path)
+                    else:
+                        os.unlink(entry.path)
+        os.rmdir(folder)
+    except FileNotFoundError:
+        return None
+    except OSError as e:
+        if e.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        return folders
+    return None

@@ -9,7 +9,7 @@ from polar.config import Settings
 from polar.errors import InvalidTask
 from polar.ids import session_id
 from polar.objects import ObjectStore
-from polar.store.sessions import SessionStore
+from polar.store.sessions import SessionStore, packed
 from polar.task import TaskRequest
 from submission.uploads import upload_sources
 from submission.validate import validate
@@ -31,6 +31,7 @@ def submit(
     checked: list[tuple[TaskRequest, str]] = []
     for i, task in enumerate(tasks):
         try:
+            packed(task)
             backend = validate(task, settings)
         except InvalidTask as e:
             raise type(e)(f"task '{task.task_id}': {e.message}") from e

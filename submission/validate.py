@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 
+from msgspec import structs
+
 from evaluators.registry import load_evaluator
+from harness_adapters.common import ANY_ENDPOINT
 from harness_adapters.registry import load_adapter
 from polar.config import Settings
-from polar.errors import InvalidTask, UnsupportedSpec
-from polar.task import RuntimeSpec, TaskRequest
+from polar.errors import InvalidConfig, InvalidTask, UnsupportedSpec
+from polar.launch import Endpoint
+from polar.task import AgentSpec, RuntimeSpec, TaskRequest
 from reconstruction.registry import check_config
 from runtimes.registry import load_runtime
 
 
 def validate(task: TaskRequest, settings: Settings) -> str:
     """The back-end that the task will run on. Raises InvalidTask (one line, naming the field) if it never could."""
-    load_adapter(task.agent).check(task.agent)
+    adapter = load_adapter(task.agent)
+    adapter.check(task.agent)
+    # What the check of the agent alone can't see: this instruction, and the window of this model.
+    adapter.plan(task.agent, task.instruction, _endpoint(task.agent, settings))
     check_config(task.builder)
     backend = _runtime(task.runtime, settings, "runtime")
     if task.evaluator:
@@ -23,6 +30,21 @@ def validate(task: TaskRequest, settings: Settings) -> str:
         if task.evaluator.runtime:
             _runtime(task.evaluator.runtime, settings, "evaluator.runtime")
     return backend
+
+
+def _endpoint(agent: AgentSpec, settings: Settings) -> Endpoint:
+    """One with the window that RUN will find in the table of models; unbounded where there is no table."""
+    endpoint = structs.replace(ANY_ENDPOINT, model=agent.model_name)
+    if not settings.models:
+        return endpoint
+    try:
+        _, row = settings.model(agent.model_name)
+    except InvalidConfig as e:
+        rows = ", ".join(sorted(settings.models))
+        raise InvalidTask(
+            f"agent.model_name: found '{agent.model_name}', allowed: {rows} (there is no default_model)"
+        ) from e
+    return structs.replace(endpoint, context_length=row.context_length)
 
 
 def _runtime(spec: RuntimeSpec, settings: Settings, where: str) -> str:

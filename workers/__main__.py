@@ -14,6 +14,7 @@ import time
 from celery import signals
 from redis.exceptions import RedisError
 
+from polar import descriptors
 from polar.config import load
 from polar.errors import InvalidConfig, PolarError
 from workers import cleanup as cleaning
@@ -30,11 +31,18 @@ SWEEP_SECONDS = 30.0
 
 def main(argv: list[str] | None = None) -> int:
     args = _parse(argv)
+    descriptors.raise_limit()  # each session takes some, and each connection of its agent to the proxy two
     logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         settings = load(args.config)
         if not settings.broker:
             raise InvalidConfig("broker: not set; give POLAR_BROKER or a line in polar.toml")
+        if not settings.proxy_url and {"init", "run"} & set(args.stages):
+            # Also with a socket: sandboxes that share the node's network are told this URL.
+            raise InvalidConfig(
+                "proxy_url: not set, so agents on this node could not reach a model; give POLAR_PROXY_URL (the node's own "
+                "'polar proxy', such as http://127.0.0.1:8100) or a line in polar.toml"
+            )
         ctx = Context(settings, args.node)
         ctx.store.redis.ping()
     except PolarError as e:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import tarfile
 from pathlib import Path
 
@@ -16,12 +17,17 @@ from workers.report import Collected
 
 # Each archive was bounded when it was collected; this only keeps a sparse one from growing.
 RESTORE_LIMIT = 1 << 32
+# Bytes kept of the log of one command; one that is cut is as large as this (runtimes/output.py).
+LOG_LIMIT = 16 << 20
+
+logger = logging.getLogger("polar.collect")
 
 
 def collect(
     objects: ObjectStore, sandbox: Sandbox, s: Session, paths: list[str], folder: Path, limit: int
 ) -> tuple[list[Collected], list[Artifact]]:
-    """Keep each sandbox path that exists. `limit` bounds the bytes of each; what is over it is cut and marked."""
+    """Keep each sandbox path that exists. `limit` bounds the bytes of each; what is over it, or can't be copied, is cut and
+    marked: what the agent leaves at a path is never a failure of ours."""
     collected, artifacts = [], []
     for path in dict.fromkeys(paths):
         name = _name(path)
@@ -30,6 +36,10 @@ def collect(
             truncated = sandbox.download(path, local, limit=limit)
         except NotFound:
             continue
+        if not local.exists():  # a pipe, a socket, or what this worker may not read
+            local.unlink(missing_ok=True)
+            local.touch()
+            truncated = True
         is_folder = local.is_dir()
         if is_folder:
             name += ".tar"
@@ -72,12 +82,33 @@ def _changes_key(s: Session, name: str) -> str:
     return artifact_key(s.task_id, s.session_id, s.attempt, name)
 
 
-def keep_log(objects: ObjectStore, s: Session, name: str, path: Path) -> list[Artifact]:
-    if not path.is_file() or not path.stat().st_size:
+def keep_log(objects: ObjectStore, s: Session, name: str, path: Path, written: int = 0) -> list[Artifact]:
+    """A log on this host, unless it is empty. `written`: the bytes that its command wrote, where that is known."""
+    size = path.stat().st_size if path.is_file() else 0
+    if not size:
         return []
     key = artifact_key(s.task_id, s.session_id, s.attempt, name)
     objects.put_file(key, path)
-    return [Artifact(name=name, key=key, size=path.stat().st_size)]
+    return [Artifact(name=name, key=key, size=size, truncated=written > size or size == LOG_LIMIT)]
+
+
+def salvage(
+    objects: ObjectStore, sandbox: Sandbox, s: Session, log: Path, paths: list[str], folder: Path, limit: int
+) -> list[Artifact]:
+    """What can be had of an attempt that the machinery failed: the log of its agent, and its files if all processes in the
+    sandbox are stopped. Never raises: why it failed must be told whatever happens here. Ends at the first failure: what is
+    away now would let every path wait."""
+    kept: list[Artifact] = []
+    try:
+        kept += keep_log(objects, s, log.name, log)
+        sandbox.stop()
+        folder = folder / "salvage"  # what failed may have left half of a file in the other
+        folder.mkdir()
+        for path in dict.fromkeys(paths):
+            kept += collect(objects, sandbox, s, [path], folder, limit)[1]
+    except Exception as e:
+        logger.warning("%s: not all could be kept: %s: %s", s.attempt_id, type(e).__name__, e)
+    return kept
 
 
 def restore(objects: ObjectStore, collected: list[Collected], folder: Path) -> dict[str, Path]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
-import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from pathlib import Path
 
@@ -34,6 +32,7 @@ from runtimes.registry import load_runtime
 from runtimes.warm import WarmRuntime, WarmRuntimes
 from workers.app import make_app
 from workers.leases import Held, LeaseKeeper
+from workers.scratch import Scratch
 
 
 class Context:
@@ -44,7 +43,7 @@ class Context:
         self.node = node
         self.worker = f"{node}/{socket.gethostname()}:{os.getpid()}"
         self.stopping = threading.Event()  # the process was asked to end: stages give their sessions back
-        self.scratch = Path(settings.data_dir).resolve() / "scratch"
+        self._scratch = Scratch(Path(settings.data_dir).resolve() / "scratch")
 
     @cached_property
     def app(self) -> Celery:
@@ -102,15 +101,9 @@ class Context:
         finally:
             self.leases.drop(held)
 
-    @contextmanager
-    def folder(self) -> Iterator[Path]:
+    def folder(self) -> AbstractContextManager[Path]:
         """A private scratch folder on this host."""
-        self.scratch.mkdir(parents=True, exist_ok=True)
-        path = Path(tempfile.mkdtemp(dir=self.scratch))
-        try:
-            yield path
-        finally:
-            shutil.rmtree(path, ignore_errors=True)
+        return self._scratch.folder()
 
     def fetcher(self, folder: Path):
         """Resolve the source of an upload, `object://<key>`, into `folder`. Host paths were uploaded at submission: a

@@ -12,6 +12,7 @@ from polar.store.sessions import Hint
 from polar.task import TaskRequest
 from runtimes.prepare import run_prepare
 from workers.app import queue_for, send
+from workers.cleanup import discard
 from workers.collect import keep_baseline
 from workers.context import Context
 from workers.failures import Shutdown, as_error, fail_attempt
@@ -35,11 +36,11 @@ def init(ctx: Context, session_id: str) -> None:
             state = ctx.store.advance(s, "READY", sandbox=pack(sandbox.ref))
         except LeaseLost:
             if sandbox:
-                sandbox.destroy()
+                discard(sandbox)
             return
         except Exception as e:
             if sandbox:
-                sandbox.destroy()
+                discard(sandbox)
             # A step that was stopped for the worker's end has not failed by itself.
             error = Shutdown("the worker was stopped") if ctx.stopping.is_set() else e
             fail_attempt(ctx, s, as_error(error, "init"))
@@ -47,7 +48,7 @@ def init(ctx: Context, session_id: str) -> None:
     if state == "READY":
         send(ctx.app, [Hint(queue_for("run", ctx.node), "run", session_id)])
     else:
-        sandbox.destroy()
+        discard(sandbox)
         send(ctx.app, [Hint(queue_for("postrun"), "postrun", session_id)])
 
 
@@ -68,7 +69,7 @@ def _prepare(ctx: Context, s: Session, task: TaskRequest, held: Held) -> Sandbox
         if (under := changes_under(task)) is not None:
             keep_baseline(ctx.objects, sandbox, s, under)
     except BaseException:
-        sandbox.destroy()
+        discard(sandbox)
         raise
     return sandbox
 

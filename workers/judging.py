@@ -19,6 +19,7 @@ from polar.session import Session
 from polar.task import RuntimeSpec, TaskRequest
 from polar.trace import Trajectory
 from runtimes.prepare import run_prepare
+from workers.cleanup import discard
 from workers.collect import restore
 from workers.context import Context
 from workers.report import RunReport
@@ -61,7 +62,7 @@ def fresh_sandbox(ctx: Context, s: Session, task: TaskRequest, timeout: float) -
         with ctx.folder() as folder:
             run_prepare(sandbox, steps, timeout=max(0.1, deadline - time.monotonic()), fetch=ctx.fetcher(folder))
     except BaseException:
-        sandbox.destroy()
+        discard(sandbox)
         raise
     return sandbox
 
@@ -90,7 +91,7 @@ class Prewarm:
         if not self._taken:
             self._thread.join()
             if self.sandbox:
-                self.sandbox.destroy()
+                discard(self.sandbox)
 
 
 class NoPrewarm:
@@ -179,10 +180,7 @@ def _once(
         )
     finally:
         for box in made:
-            try:
-                box.destroy()
-            except PolarError as e:  # the janitor comes after us
-                log.warning("evaluation sandbox %s: %s", box.ref.handle, e)
+            discard(box)
 
 
 def _changes(ctx: Context, report: RunReport, folder: Path) -> Changes | None:

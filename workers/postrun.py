@@ -8,7 +8,7 @@ from pathlib import Path
 
 from polar.codec import compress, decompress, pack, unpack
 from polar.completion import Completion
-from polar.errors import EvaluatorError, LeaseLost, PolarError
+from polar.errors import EvaluatorError, LeaseLost, PolarError, Unreadable
 from polar.ids import attempt_id
 from polar.result import Evaluation, LedgerLine, SessionResult, Usage, capture_key, result_key
 from polar.sandbox import SandboxRef
@@ -20,15 +20,16 @@ from reconstruction.rewards import apply
 from workers.admission import dispatch
 from workers.collect import keep_log
 from workers.context import Context
-from workers.failures import as_error
+from workers.failures import as_error, unread
 from workers.judging import judge
 from workers.leases import Held
 from workers.report import RunReport
 
 log = logging.getLogger("polar.postrun")
 
-# A session whose POSTRUN took its worker down this often is ended without evaluation.
+# A session whose POSTRUN took its worker down this often, or whose task nobody can read, is ended without evaluation.
 MAX_TRIES = 5
+_GIVEN_UP = "POSTRUN took its worker down repeatedly, or no worker can read the task"
 
 
 def postrun(ctx: Context, session_id: str) -> None:
@@ -37,7 +38,7 @@ def postrun(ctx: Context, session_id: str) -> None:
         return
     with ctx.held(s) as held, ctx.folder() as folder:
         try:
-            task = ctx.store.task(s.task_id)
+            task = _task(ctx, s)
             result = _result(ctx, s, task, folder, held)
             _commit(ctx, s, task, result)
         except LeaseLost:
@@ -51,15 +52,25 @@ def postrun(ctx: Context, session_id: str) -> None:
     dispatch(ctx)
 
 
+def _task(ctx: Context, s: Session) -> TaskRequest:
+    try:
+        return ctx.store.task(s.task_id)
+    except Unreadable:
+        # A newer worker may take it up. If none does the session ends, for its trainer waits.
+        if s.postrun_tries <= MAX_TRIES:
+            raise
+        return unread(s)
+
+
 def _result(ctx: Context, s: Session, task: TaskRequest, folder: Path, held: Held) -> SessionResult:
     key = result_key(s.task_id, s.session_id, s.attempt)
-    if ctx.objects.exists(key):  # a predecessor wrote it and died before the commit
-        return unpack(decompress(ctx.objects.get(key)), SessionResult)
+    if written := _written(ctx, s, key):
+        return written
     started = time.monotonic()
     report = unpack(s.run_report, RunReport) if s.run_report else RunReport(termination="finished")
     if s.termination:  # decided outside RUN: cancelled, or the retry budget is spent
         report.termination = s.termination  # type: ignore[assignment]
-    if s.mode == "capture" or not s.run_report:
+    if s.mode == "capture" or not s.run_report or report.termination == "infra_error":
         ctx.capture.revoke(s.attempt_id)
         report.uncaptured = ctx.capture.drain(s.attempt_id, ctx.settings.drain_seconds)
     completions = ctx.capture.read(s.attempt_id)
@@ -68,7 +79,7 @@ def _result(ctx: Context, s: Session, task: TaskRequest, folder: Path, held: Hel
     if s.postrun_tries > MAX_TRIES:
         evaluation = Evaluation(
             verdict="evaluator_error",
-            error=as_error(PolarError("POSTRUN took its worker down repeatedly", code="worker_lost"), "postrun"),
+            error=as_error(PolarError(_GIVEN_UP, code="worker_lost"), "postrun"),
         )
     elif held.cancel.is_set() or s.cancel:
         evaluation = Evaluation(verdict="not_evaluated")
@@ -116,9 +127,21 @@ def _result(ctx: Context, s: Session, task: TaskRequest, folder: Path, held: Hel
     if ctx.settings.keep_capture and completions:
         result.capture_key = capture_key(s.task_id, s.session_id, s.attempt)
         ctx.objects.put(result.capture_key, compress(pack(completions)))
-    if not ctx.objects.put_if_absent(key, compress(pack(result))):
-        return unpack(decompress(ctx.objects.get(key)), SessionResult)
+    data = compress(pack(result))
+    if not ctx.objects.put_if_absent(key, data):
+        if written := _written(ctx, s, key):
+            return written
+        ctx.objects.put(key, data)
     return result
+
+
+def _written(ctx: Context, s: Session, key: str) -> SessionResult | None:
+    """What a predecessor wrote that died before the commit. Not what a session of this name wrote whom the store has
+    forgotten."""
+    if not ctx.objects.exists(key):
+        return None
+    result = unpack(decompress(ctx.objects.get(key)), SessionResult)
+    return result if result.created_at == s.created else None
 
 
 def _rebuild(task: TaskRequest, completions: list[Completion]):
@@ -164,15 +187,17 @@ def _failed_attempts(ctx: Context, s: Session) -> list[LedgerLine]:
 
 
 def _line(s: Session, report: RunReport, usage: Usage) -> LedgerLine:
+    failed = report.termination == "infra_error"
     return LedgerLine(
         session_id=s.session_id,
         attempt=s.attempt,
         node=s.node,
         termination=report.termination,
-        error=s.error if report.termination == "infra_error" else None,
+        error=s.error if failed else None,
         started_at=s.admitted or s.created,
         ended_at=s.run_ended or time.time(),
         sampled_tokens=usage.sampled_tokens,
+        artifacts=report.artifacts if failed else [],
     )
 
 

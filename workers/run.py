@@ -9,6 +9,7 @@ from harness_adapters.registry import load_adapter
 from polar.codec import pack, unpack
 from polar.errors import InfraError, LeaseLost
 from polar.launch import Endpoint, HarnessAdapter
+from polar.result import Artifact
 from polar.sandbox import ExecResult, Sandbox, SandboxRef
 from polar.session import Session
 from polar.store.capture import Grant
@@ -16,7 +17,8 @@ from polar.store.sessions import Hint
 from polar.task import TaskRequest
 from workers.admission import dispatch
 from workers.app import queue_for, send
-from workers.collect import collect, keep_changes, keep_log
+from workers.cleanup import discard
+from workers.collect import LOG_LIMIT, collect, keep_changes, keep_log, salvage
 from workers.context import Context
 from workers.failures import Shutdown, as_error, fail_attempt
 from workers.judging import changes_under, evaluator_paths, prewarm
@@ -37,38 +39,44 @@ def run(ctx: Context, session_id: str) -> None:
         return
     dispatch(ctx)  # the READY place is free again
     sandbox: Sandbox | None = None
+    paths: list[str] = []  # what is kept of the agent's files, once it ran
     with ctx.held(s) as held, ctx.folder() as folder:
+        log = folder / "agent.log"
         try:
             task = ctx.store.task(s.task_id)
             ref = unpack(s.sandbox, SandboxRef)
             sandbox = ctx.runtime(ref.backend).attach(ref)
-            report = _attempt(ctx, s, task, sandbox, held, folder)
-            sandbox.destroy()
+            report = _attempt(ctx, s, task, sandbox, held, log, paths)
+            discard(sandbox)
+            sandbox = None
             if held.lost.is_set():
                 return
             ctx.store.advance(s, "POSTRUN", run_report=pack(report))
         except LeaseLost:
             ctx.capture.revoke(s.attempt_id)
             if sandbox:
-                sandbox.destroy()
+                discard(sandbox)
             return
         except Exception as e:
+            kept: list[Artifact] = []
             if sandbox:
-                _quietly(sandbox.stop)
-                _quietly(sandbox.destroy)
-            fail_attempt(ctx, s, as_error(e, "run"))
+                if not (held.lost.is_set() or held.cancel.is_set() or ctx.stopping.is_set()):
+                    kept = salvage(ctx.objects, sandbox, s, log, paths, folder, ctx.settings.artifact_limit_bytes)
+                discard(sandbox)
+            fail_attempt(ctx, s, as_error(e, "run"), artifacts=kept)
             return
     queue = queue_for("postrun", ctx.node if report.prewarmed else "")
     send(ctx.app, [Hint(queue, "postrun", session_id)])
 
 
-def _attempt(ctx: Context, s: Session, task: TaskRequest, sandbox: Sandbox, held: Held, folder: Path) -> RunReport:
+def _attempt(
+    ctx: Context, s: Session, task: TaskRequest, sandbox: Sandbox, held: Held, log: Path, paths: list[str]
+) -> RunReport:
     adapter = load_adapter(task.agent)
     budget = _budget(s, task)
     warm = prewarm(ctx, s, task)
     endpoint = _endpoint(ctx, s, task, sandbox, budget)
     plan = adapter.plan(task.agent, task.instruction, endpoint)
-    log = folder / "agent.log"
     try:
         watch = _Watch(ctx, s, held)
         env = {**task.agent.env, **plan.env}
@@ -79,6 +87,7 @@ def _attempt(ctx: Context, s: Session, task: TaskRequest, sandbox: Sandbox, held
         budget = _budget(s, task, time.monotonic() - asked)
         for f in plan.files:
             sandbox.write(f.path, f.content.encode(), mode=f.mode)
+        paths += [*task.artifacts, *plan.artifacts, *evaluator_paths(task)]
         result = sandbox.exec(
             plan.argv,
             env=env,
@@ -86,6 +95,7 @@ def _attempt(ctx: Context, s: Session, task: TaskRequest, sandbox: Sandbox, held
             stdin=plan.stdin.encode() if plan.stdin is not None else None,
             timeout=budget,
             log=log,
+            log_limit=LOG_LIMIT,
             output_limit=OUTPUT_LIMIT,
             cancelled=watch,
         )
@@ -93,16 +103,14 @@ def _attempt(ctx: Context, s: Session, task: TaskRequest, sandbox: Sandbox, held
         sandbox.stop()
         ctx.capture.revoke(s.attempt_id)
         uncaptured = ctx.capture.drain(s.attempt_id, ctx.settings.drain_seconds)
-        report = _judge_end(ctx, s, adapter, result, held)
+        report = _judge_end(ctx, s, adapter, result, held, uncaptured)
         report.uncaptured = uncaptured
         report.notes |= version
-        paths = [*task.artifacts, *plan.artifacts, *evaluator_paths(task)]
-        report.collected, report.artifacts = collect(
-            ctx.objects, sandbox, s, paths, folder, ctx.settings.artifact_limit_bytes
-        )
+        limit = ctx.settings.artifact_limit_bytes
+        report.collected, report.artifacts = collect(ctx.objects, sandbox, s, paths, log.parent, limit)
         if (under := changes_under(task)) is not None:
-            report.changes = keep_changes(ctx.objects, sandbox, s, under, folder, ctx.settings.artifact_limit_bytes)
-        report.artifacts += keep_log(ctx.objects, s, "agent.log", log)
+            report.changes = keep_changes(ctx.objects, sandbox, s, under, log.parent, limit)
+        report.artifacts += keep_log(ctx.objects, s, log.name, log, result.output_bytes)
         report.prewarmed = warm.take()
         return report
     finally:
@@ -152,7 +160,9 @@ class _Watch:
         return self.limit_since is not None and now - self.limit_since > LIMIT_GRACE
 
 
-def _judge_end(ctx: Context, s: Session, adapter: HarnessAdapter, result: ExecResult, held: Held) -> RunReport:
+def _judge_end(
+    ctx: Context, s: Session, adapter: HarnessAdapter, result: ExecResult, held: Held, uncaptured: int
+) -> RunReport:
     if held.lost.is_set():
         raise LeaseLost(s.session_id)
     if held.cancel.is_set():
@@ -174,12 +184,19 @@ def _judge_end(ctx: Context, s: Session, adapter: HarnessAdapter, result: ExecRe
         if "infra" in notes:
             message = f"the agent failed after the model did: {notes['infra']}"
             raise InfraError(message, code="engine_unavailable", stage="run")
+        if uncaptured and report.termination == "agent_error":
+            raise InfraError(
+                f"the agent failed with {uncaptured} of its calls lost in a proxy", code="proxy_lost", stage="run"
+            )
         if "context_overflow" in notes and report.termination == "agent_error":
             report.termination, report.message = "context_overflow", notes["context_overflow"]
     if not usage.turns and getattr(adapter, "requires_completions", True):
         missing = result.exit_code in MISSING  # of an adapter that has no `version_argv`
+        ended = f"ended (exit code {result.exit_code})"
+        if result.timed_out:
+            ended = f"was stopped at its time limit ({result.seconds:.0f} s)"
         raise InfraError(
-            f"the agent ended without a model call (exit code {result.exit_code}): {_tail(result)}",
+            f"the agent {ended} without a model call: {_tail(result)}",
             code="harness_missing" if missing else "no_completions",
             stage="run",
             retryable=not missing,
@@ -189,10 +206,3 @@ def _judge_end(ctx: Context, s: Session, adapter: HarnessAdapter, result: ExecRe
 
 def _tail(result: ExecResult) -> str:
     return " ".join(result.output.decode("utf-8", "replace").split())[-300:] or "no output"
-
-
-def _quietly(call) -> None:
-    try:
-        call()
-    except Exception:  # the janitor comes after us
-        pass

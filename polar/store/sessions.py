@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from polar.codec import from_json, pack, to_json, unpack
-from polar.errors import Conflict, LeaseLost, NotFound
+from polar.errors import Conflict, InvalidTask, LeaseLost, NotFound, Unreadable
 from polar.ids import session_id
 from polar.result import ErrorInfo, LedgerLine
 from polar.session import Session, from_hash
@@ -60,7 +62,7 @@ class SessionStore:
         """Write tasks with the back-ends of their sessions, all or none. Conflict if one exists."""
         args: list[Any] = [mode, seconds]
         for t, backend in tasks:
-            args += [t.task_id, pack(t), t.priority, t.results_queue, backend, t.callback_url or "", t.num_samples]
+            args += [t.task_id, packed(t), t.priority, t.results_queue, backend, t.callback_url or "", t.num_samples]
         if taken := self._run("submit", *args).decode():
             raise Conflict(f"task '{taken}' exists already")
 
@@ -70,10 +72,18 @@ class SessionStore:
         return self.session(session_id(task.task_id, 0))
 
     def task(self, task_id: str) -> TaskRequest:
+        """Raises NotFound, or Unreadable for what a newer version wrote."""
         raw = self.redis.hget(self.keys.task(task_id), "spec")
         if raw is None:
             raise NotFound(f"no task '{task_id}'")
-        return unpack(raw, TaskRequest)
+        try:
+            return unpack(raw, TaskRequest)
+        except msgspec.MsgspecError as e:
+            raise Unreadable(f"task '{task_id}' can't be read by this version: {e}") from e
+
+    def forget(self, task_id: str, before: float) -> str:
+        """Remove a task that ended before then (Unix seconds) and its sessions: the results queue it had, or "" if it stays."""
+        return self._run("forget", task_id, before).decode()
 
     def task_ids(self, limit: int = 100) -> list[str]:
         """Newest first."""
@@ -224,11 +234,6 @@ class SessionStore:
     def waiting_on(self, node: str) -> list[Session]:
         return self.sessions(i.decode() for i in self.redis.smembers(self.keys.node_ready(node)))
 
-    def cleanup_wanted(self, node: str) -> list[str]:
-        """Attempt ids whose sandboxes on `node` are to be removed."""
-        prefix = f"{node}|".encode()
-        return [m[len(prefix) :].decode() for m in self.redis.zrange(self.keys.cleanup, 0, -1) if m.startswith(prefix)]
-
     def cleaned(self, node: str, attempt: str) -> None:
         self.redis.zrem(self.keys.cleanup, f"{node}|{attempt}")
 
@@ -257,6 +262,20 @@ class SessionStore:
             if left:
                 time.sleep(poll)
         return True
+
+
+def packed(task: TaskRequest) -> bytes:
+    """As stored. Tasks made in Python were never checked against their types' bounds: InvalidTask for one that no worker
+    could read."""
+    try:
+        data = pack(task)
+        unpack(data, TaskRequest)
+        return data
+    except Exception as e:
+        wrong = InvalidTask(f"can't be stored: {e}")
+        with contextlib.suppress(TypeError, ValueError, OverflowError, RecursionError):
+            from_json(to_json(task), TaskRequest, "")  # raises one that says where, and what is allowed
+        raise wrong from e
 
 
 def open_store(url: str, namespace: str) -> SessionStore:

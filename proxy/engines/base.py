@@ -38,7 +38,7 @@ class Order(Struct, kw_only=True):
     session: str = ""  # calls of one session go to one server, which knows their beginning already
     vocabulary: int = 0  # ids from here on don't exist; 0: unknown
     decode: Callable[[list[int]], str] | None = None  # finds stop strings that an interruption cut in two
-    gate: Callable[[], Awaitable[None]] | None = None  # awaited before an interrupted generation is taken up again
+    gate: Callable[[], Awaitable[None]] | None = None  # awaited before it is asked for again
     schema: dict[str, Any] | None = None  # of the JSON that the answer must be; {}: any object
     messages: list[Message] = field(default_factory=list)
     tools: list[Any] = field(default_factory=list)

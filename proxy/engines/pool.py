@@ -51,6 +51,11 @@ class Pool:
         for server in self.servers:
             await server.close()
 
+    def hurry(self, seconds: float) -> None:
+        """What is aborted has no longer than that to end, from now on."""
+        for server in self.servers:
+            server.hurry(seconds)
+
     def state(self) -> dict[str, Any]:
         servers = [
             {"url": s.url, "up": s.up, "in_flight": s.in_flight, "sessions": s.sessions, "strikes": s.strikes}
@@ -95,7 +100,7 @@ class Pool:
         pause = 0.1
         failed: set[Server] = set()
         while not order.cancel.is_set():
-            if joined.ids and order.gate is not None:
+            if joined.asked and order.gate is not None:  # it came through the gate before the first one
                 entered = time.monotonic()
                 await order.gate()
                 begun += time.monotonic() - entered
@@ -110,9 +115,9 @@ class Pool:
                     return None
                 raise
             except EngineError as e:
+                failed.add(server)
                 if not isinstance(e, Interrupted):
                     server.failed(e.message, e.status)
-                    failed.add(server)
                 elsewhere = any(s.up and s not in failed for s in self.servers)
                 late = time.monotonic() + (0 if elsewhere else pause) > begun + window
                 if late or not (e.retryable or elsewhere):

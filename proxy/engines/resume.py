@@ -29,6 +29,11 @@ class Joined:
         self._border = False  # a stop string may still reach over the last interruption
 
     @property
+    def asked(self) -> bool:
+        """A server was asked for it before, whatever came of that."""
+        return self._asked > 0
+
+    @property
     def begun(self) -> bool:
         return bool(self._pieces)
 

@@ -43,6 +43,8 @@ class Server:
         self._plain = False  # it refused what not every server knows
         self._prober: asyncio.Task | None = None
         self._aborts: set[asyncio.Task] = set()
+        self._ending: set[_Limit] = set()  # of requests that are aborted
+        self._drain = DRAIN
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         trace = aiohttp.TraceConfig()
         trace.on_request_headers_sent.append(_sent)
@@ -61,6 +63,12 @@ class Server:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._http.close()
 
+    def hurry(self, seconds: float) -> None:
+        """Give what is aborted, by now or later, no longer than that to end."""
+        self._drain = min(self._drain, seconds)
+        for limit in self._ending:
+            limit.within(seconds)
+
     # Asking ----------------------------------------------------------------------------------------------------------
 
     async def ask(self, ask: Ask) -> Sample:
@@ -72,6 +80,7 @@ class Server:
                 sample = await self._once(ask, limit)
             finally:
                 aborter.cancel()
+                self._ending.discard(limit)
         if sample.end == "failed":
             self.failed("a stream broke off")
         else:
@@ -176,7 +185,8 @@ class Server:
     async def _abort_on(self, ask: Ask, limit: _Limit) -> None:
         """Abort upstream when cancelled; again each second, since an abort that overtakes its request is lost."""
         await ask.order.cancel.wait()
-        limit.within(DRAIN)
+        self._ending.add(limit)
+        limit.within(self._drain)
         while await self._abort(ask.rid):
             await asyncio.sleep(1.0)
         limit.within(0.0)  # nothing but the end of the connection tells this server

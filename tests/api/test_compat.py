@@ -90,7 +90,8 @@ async def test_a_task_of_errors_only_has_failed_and_a_lost_object_is_an_error(ap
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"runtime": {"backend": "local", "storage_mb": 5}}, "runtime.storage_mb"),
+        ({"runtime": {"backend": "local", "storage_mb": 0}}, "runtime.storage_mb"),
+        ({"runtime": {"backend": "local", "storage_mb": "5GB"}}, "runtime.storage_mb"),
         ({"runtime": {"import_path": "a:B"}}, "runtime.import_path"),
         ({"runtime": {"network": "my-net"}}, "runtime.network"),
         ({"runtime": {"kwargs": {"privileged": True}}}, "runtime.kwargs.privileged"),
@@ -129,6 +130,7 @@ def test_translation_of_shell_network_and_groups():
         ({"allow_internet": False}, "proxy-only"),
     ):
         assert translate(request(runtime=runtime)).runtime.network == network
+    assert translate(request(runtime={"storage_mb": 5})).runtime.disk_mb == 5
     volumes = translate(request(runtime={"kwargs": {"volumes": ["/a:/b:ro"]}})).runtime.volumes
     assert [(v.source, v.target) for v in volumes] == [("/a", "/b")]
     with pytest.raises(InvalidTask):

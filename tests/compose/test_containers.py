@@ -97,17 +97,12 @@ def test_no_value_breaks_out_of_the_settings_file(value: str) -> None:
     assert deployment.render('# ${OTHER}\nx = "${NAME:-d}"', {}) == '# ${OTHER}\nx = "d"'
 
 
-def test_a_worker_starts_without_its_predecessors_scratch(
-    became: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_worker_s_command(became: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(deployment, "TEMPLATE", tmp_path / "t")
     monkeypatch.setattr(deployment, "CONFIG", tmp_path / "c")
-    monkeypatch.setattr(deployment, "DATA", tmp_path)
     (tmp_path / "t").write_text("")
-    (tmp_path / "scratch" / "old").mkdir(parents=True)
     argv = argv_of("postrun", {"POLAR_NODE": "n"})
     assert argv[1:] == ["-m", "workers", "--node", "n", "--", "postrun"]
-    assert not (tmp_path / "scratch").exists()
 
 
 def test_redis_is_well_when_it_answers_to_the_password(server: str) -> None:

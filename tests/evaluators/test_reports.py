@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from evaluators.reports import junit, pytest_log, regex, reward_file, tap
-from evaluators.reports.findings import MAX_BYTES, ReportError, collect
+from evaluators.reports.findings import MAX_BYTES, MAX_ID, ReportError, Status, collect
 
 PYTEST = b"""\
 ============================= test session starts ==============================
@@ -205,7 +207,11 @@ ANY = st.binary(max_size=200) | st.text(
 )
 @given(data=ANY)
 def test_anything_else_is_a_report_error(parse, data: bytes):
+    """Or a report after all, that says no more than one can."""
     try:
-        parse(data)
-    except ReportError:
-        pass
+        found = parse(data)
+    except ReportError as e:
+        assert str(e)
+        return
+    assert set(found.tests.values()) <= set(get_args(Status)) and all(len(x) <= MAX_ID for x in found.tests)
+    assert found.reward is None or (math.isfinite(found.reward) and not found.tests)

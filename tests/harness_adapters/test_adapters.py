@@ -113,9 +113,10 @@ def test_shell_with_a_huge_instruction():
         Shell().plan(shell(), huge, ENDPOINT)
 
 
-@pytest.mark.parametrize("adapter", [Shell(), MiniSweAgent()])
-def test_outcome_by_exit_code(adapter):
-    assert adapter.outcome(0, "whatever").termination == "finished"
+@pytest.mark.parametrize(("adapter", "nothing"), [(Shell(), "finished"), (MiniSweAgent(), "agent_error")])
+def test_outcome_by_exit_code(adapter, nothing):
+    """Without a word of its own, too, which mini-swe-agent has for each end that it came to by itself."""
+    assert adapter.outcome(0, "whatever").termination == nothing
     failed = adapter.outcome(3, "long ago\n" + "x" * 1000 + "the end\n")
     assert failed.termination == "agent_error" and failed.message.startswith("exit code 3: ")
     assert failed.message.endswith("the end") and len(failed.message) < 500
@@ -164,3 +165,19 @@ def test_mini_plan():
 )
 def test_mini_outcome(code, output, termination):
     assert MiniSweAgent().outcome(code, output).termination == termination
+
+
+def test_mini_notes():
+    def tool(code: int, more: str = "") -> str:
+        return f"Tool:\n<returncode>\n{code}\n<output>\n{more}\n"
+
+    steps = [f"\nmini-swe-agent (step {n}, $0.00):\nLet me see.\n\n```\nls\n```\n\n" for n in (1, 2, 3)]
+    submits = tool(-1, "\n<exception_info>\naction was not executed")
+    timeout = tool(-1, "\n<exception_info>\nAn error occurred while executing the command")
+    output = "".join(
+        [steps[0], tool(0, "a"), steps[1], tool(3, "no such file"), timeout, steps[2], submits, "\nExit:\n\n"]
+    )
+    good = MiniSweAgent().outcome(0, output)
+    assert (good.termination, good.notes) == ("finished", {"turns": 3, "tool_calls": 4, "tool_errors": 2})
+    # Another configuration of it may word what a tool said otherwise: that is unknown, not 0.
+    assert MiniSweAgent().outcome(1, steps[0] + "Tool:\nfine\n").notes == {"turns": 1}

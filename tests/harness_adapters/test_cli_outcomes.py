@@ -24,7 +24,7 @@ def outcome(name: str, code: int | None, *events: dict | str) -> Outcome:
 INIT = {"type": "system", "subtype": "init", "session_id": "s"}
 SAID = {
     "type": "assistant",
-    "message": {"content": [{"type": "tool_use", "id": "call_1", "name": "Bash", "input": {}}]},
+    "message": {"id": "msg_1", "content": [{"type": "tool_use", "id": "call_1", "name": "Bash", "input": {}}]},
 }
 TOOL = {"type": "user", "message": {"content": [{"type": "tool_result", "tool_use_id": "call_1", "is_error": True}]}}
 RESULT = {"type": "result", "subtype": "success", "is_error": False, "num_turns": 2, "result": "done", "stop_reason": "end_turn",
@@ -33,13 +33,22 @@ RESULT = {"type": "result", "subtype": "success", "is_error": False, "num_turns"
 
 @pytest.mark.parametrize("name", ["claude_code", "qwen_code"])
 def test_stream_json(name):
-    good = outcome(name, 0, INIT, SAID, TOOL, RESULT)
+    good = outcome(name, 0, INIT, SAID, TOOL, {"type": "assistant", "message": {"id": "msg_2", "content": []}}, RESULT)
     assert good.termination == "finished"
-    assert good.notes["turns"] == 2 and good.notes["tool_calls"] == 1 and good.notes["tool_errors"] == 1
+    assert (
+        good.notes["turns"] == 2
+        and "partial" not in good.notes
+        and good.notes["tool_calls"] == 1
+        and good.notes["tool_errors"] == 1
+    )
     assert good.notes["usage"] == {"prompt_tokens": 10, "sampled_tokens": 3, "cached_tokens": 1}
-    assert "partial" not in good.notes and outcome(name, 0, SAID, RESULT).notes["partial"] is True
-    denied = outcome(name, 0, INIT, {**RESULT, "permission_denials": [{"tool_name": "Bash"}]})
-    assert denied.notes["denied_tools"] == 1
+    # A tool was denied, and it went on to what it calls a success: nothing of ours denies, so something kept it from its work.
+    denials = {"permission_denials": [{"tool_name": "Write"}, {"tool_name": "Bash"}, {"tool_name": "Bash"}]}
+    denied = outcome(name, 0, INIT, SAID, {**RESULT, **denials})
+    assert (denied.termination, denied.message) == ("agent_error", "exit code 0 after denied tools: Bash, Write")
+    assert denied.notes["denied_tools"] == 3
+    failed = outcome(name, 1, INIT, {**RESULT, **denials, "is_error": True, "result": "API Error: 503 away"})
+    assert failed.message == "exit code 1: API Error: 503 away"
     # Exit code 0 without a result is an agent that did not come to its end.
     assert outcome(name, 0, INIT, SAID).termination == "agent_error"
     failed = outcome(name, 1, INIT, {**RESULT, "is_error": True, "result": "API Error: 503 away"})
@@ -48,6 +57,17 @@ def test_stream_json(name):
     assert long.termination == "context_overflow"
     turns = outcome(name, 1, INIT, {**RESULT, "subtype": "error_max_turns", "is_error": True, "result": ""})
     assert turns.termination == "turn_limit"
+
+
+def test_turns_are_answers():
+    """Claude Code's own number is that of its tool calls and one; Qwen Code's events don't say what belongs together."""
+    parts = [{"type": "assistant", "message": {"id": i, "content": []}} for i in ("msg_1", "msg_1", "msg_1", "msg_2")]
+    result = {**RESULT, "num_turns": 5}
+    subagent = {"type": "assistant", "message": {"id": "msg_3", "content": []}, "parent_tool_use_id": "toolu_1"}
+    assert outcome("claude_code", 0, INIT, *parts, subagent, result).notes["turns"] == 2
+    assert outcome("claude_code", 1, INIT, *parts).notes["turns"] == 2
+    assert outcome("qwen_code", 0, INIT, *parts, result).notes["turns"] == 5
+    assert "turns" not in outcome("qwen_code", 1, INIT, *parts).notes
 
 
 def test_codex():
@@ -78,7 +98,8 @@ def test_gemini_cli():
         "sampled_tokens": 2,
         "cached_tokens": 1,
     }
-    assert good.notes["tool_calls"] == good.notes["tool_errors"] == 1
+    # Of a command that failed it says "success": what it says of errors is no count of them.
+    assert good.notes["tool_calls"] == 1 and not good.notes.keys() & {"turns", "tool_errors"}
     # Empty answers until it gave up: exit code 0, and no word.
     assert outcome("gemini_cli", 0, init, result).termination == "agent_error"
     assert "authenticate" in outcome("gemini_cli", 41, "Invalid auth method selected.").message
@@ -103,9 +124,36 @@ def test_opencode():
     assert good.termination == "finished" and good.notes["turns"] == 2 and good.notes["tool_errors"] == 1
     assert good.notes["usage"] == {"prompt_tokens": 11, "sampled_tokens": 3}
     assert outcome("opencode", 0, step, error, last).termination == "finished"  # it mended that
+
+    def ran(code: object) -> dict:
+        return {"type": "tool_use", "part": {"state": {"status": "completed", "metadata": {"exit": code}}}}
+
+    counted = outcome("opencode", 0, ran(3), ran(0), ran(None), {"type": "tool_use", "part": {"state": {}}}, last)
+    assert counted.notes["tool_errors"] == 1 and counted.notes["tool_calls"] == 4
     bad = outcome("opencode", 1, step, error)
     assert bad.termination == "agent_error" and bad.message == "exit code 1: Bad gateway"
     assert outcome("opencode", 0, step).termination == "agent_error"
+
+
+def test_opencode_mends_a_full_window():
+    """As it was seen: a 400, a compaction, its work to the end, and exit code 1."""
+
+    def step(reason: str) -> dict:
+        return {"type": "step_finish", "part": {"reason": reason}}
+
+    said = "This model's maximum context length is 60000 tokens"
+    full = {"type": "error", "error": {"name": "ContextOverflowError", "data": {"message": said}}}
+    go_on = {"type": "text", "part": {"synthetic": True, "text": "The conversation was compacted"}}
+    begun = [step("tool-calls"), full, {"type": "text", "part": {"text": "a summary"}}, step("stop")]
+    good = outcome("opencode", 1, *begun, go_on, step("tool-calls"), {"type": "text", "part": {}}, step("stop"))
+    assert (good.termination, good.message, good.notes["mended"]) == ("finished", "", said)
+    assert "error" not in good.notes
+    # The summary's stop is no end, nor is one without an error that accounts for the exit code; other codes have other causes.
+    for events in ([*begun, go_on], [*begun, go_on, step("tool-calls")], [step("stop")]):
+        assert outcome("opencode", 1, *events).termination == "agent_error"
+    assert outcome("opencode", 2, *begun).termination == "agent_error"
+    again = outcome("opencode", 1, *begun, go_on, step("tool-calls"), full)
+    assert again.termination == "context_overflow" and "mended" not in again.notes
 
 
 def test_pi():

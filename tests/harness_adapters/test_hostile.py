@@ -52,8 +52,12 @@ def test_counts_are_bounded():
     step = {"type": "step_finish", "part": {"reason": "stop", "tokens": {"input": most}}}
     for found in (outcome("pi", 0, *[turn] * 3000), outcome("opencode", 0, *[step] * 3000)):
         assert found.notes["usage"] == {"prompt_tokens": most} and pack(found)
-    assert outcome("claude_code", 0, {"type": "result", "num_turns": 10**30}).notes["turns"] == 0
-    assert outcome("claude_code", 0, {"type": "result", "num_turns": True}).notes["turns"] == 0
+    for absurd in (10**30, True, -1, "9"):
+        assert "turns" not in outcome("qwen_code", 0, {"type": "result", "num_turns": absurd}).notes
+    denied = [{"tool_name": f"{n}" + "x" * 1000} for n in range(1000)] + [1, None, {"tool_name": 3}]
+    for name in ("claude_code", "qwen_code"):
+        refused = outcome(name, 0, {"type": "result", "permission_denials": denied})
+        assert len(pack(refused)) < 8 * MAX_NOTE and refused.notes["denied_tools"] == 1003
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -123,6 +123,7 @@ def test_it_works_and_submits(box, model, tmp_path):
     instruction = "Make \u0085 'made.txt'\n{{ not a template }} \U0001f600"
     plan, result, outcome = launch(box, instruction)
     assert outcome.termination == "finished", result.output
+    assert outcome.notes == {"turns": 2, "tool_calls": 2, "tool_errors": 0}
     assert box.exec("cat made.txt", timeout=10).output == b"made by mini\n"
     assert [(path, key, r["model"]) for path, key, r in model.seen] == [
         ("/s/cap/v1/chat/completions", "Bearer cap", "polar-model")
@@ -136,5 +137,6 @@ def test_it_works_and_submits(box, model, tmp_path):
 def test_its_own_step_limit_is_told(box, model):
     model.script = ["true"]
     _, result, outcome = launch(box, "Loop", step_limit=2)
-    assert (outcome.termination, outcome.notes) == ("turn_limit", {"exit_status": "LimitsExceeded"}), result.output
+    notes = {"exit_status": "LimitsExceeded", "turns": 2, "tool_calls": 2, "tool_errors": 0}
+    assert (outcome.termination, outcome.notes) == ("turn_limit", notes), result.output
     assert len(model.seen) == 2

@@ -15,8 +15,9 @@ WORK = "/work"
 @dataclass(frozen=True)
 class Cli:
     """`edit(path, old, new)` replaces text in a file below the working directory; `read` is called before it, where a CLI
-    insists on it. `subagent(task)` gives the calls that start one and wait for it. `ends_by` says how a run is finished, if
-    not by an answer without calls."""
+    insists on it. `subagent(task)` gives the calls that start one and wait for it, `background(task)` those that don't wait.
+    `ends_by` says how a run is finished, if not by an answer without calls. `denies`: arguments that forbid `touch`. `mends`:
+    it compacts after the model's 400, and exits with 1. `retells`: its last event repeats all of its run."""
 
     harness: str
     dialect: str
@@ -24,7 +25,11 @@ class Cli:
     edit: Callable[[str, str, str], Call]
     read: Callable[[str], Call] | None = None
     subagent: Callable[[str], list[Call]] | None = None
+    background: Callable[[str], list[Call]] | None = None
     ends_by: Call | None = None
+    denies: tuple[str, ...] = ()
+    mends: bool = False
+    retells: bool = False
     compacts: bool = True
     window: int = 0  # toy tokens of the compaction run: a few turns more than its first prompt
     settings: dict[str, Any] = field(default_factory=dict)
@@ -53,6 +58,7 @@ PI = Cli(
     dialect="openai_chat",
     shell=lambda c: Call("bash", {"command": c}),
     edit=lambda p, a, b: Call("edit", {"path": p, "edits": [{"oldText": a, "newText": b}]}),
+    retells=True,
     window=40000,
 )
 QWEN = Cli(
@@ -65,6 +71,7 @@ QWEN = Cli(
     subagent=lambda task: [
         Call("agent", {"description": "a part", "prompt": task, "subagent_type": "general-purpose"})
     ],
+    denies=("--exclude-tools", "run_shell_command(touch)"),
     window=100000,
 )
 OPENCODE = Cli(
@@ -74,6 +81,7 @@ OPENCODE = Cli(
     edit=lambda p, a, b: Call("edit", {"filePath": f"{WORK}/{p}", "oldString": a, "newString": b}),
     read=lambda p: Call("read", {"filePath": f"{WORK}/{p}"}),
     subagent=lambda task: [Call("task", {"description": "a part", "prompt": task, "subagent_type": "general"})],
+    mends=True,
     window=40000,
     budget=40.0,
 )
@@ -86,18 +94,16 @@ MINI = Cli(
     compacts=False,
     budget=60.0,
 )
+_AGENT = {"description": "a part", "subagent_type": "general-purpose"}
 CLAUDE = Cli(
     harness="claude_code",
     dialect="anthropic",
     shell=lambda c: Call("Bash", {"command": c, "description": "run a command"}),
     edit=lambda p, a, b: Call("Edit", {"file_path": f"{WORK}/{p}", "old_string": a, "new_string": b}),
     read=lambda p: Call("Read", {"file_path": f"{WORK}/{p}"}),
-    subagent=lambda task: [
-        Call(
-            "Agent",
-            {"description": "a part", "prompt": task, "subagent_type": "general-purpose", "run_in_background": False},
-        )
-    ],
+    subagent=lambda task: [Call("Agent", {**_AGENT, "prompt": task, "run_in_background": False})],
+    background=lambda task: [Call("Agent", {**_AGENT, "prompt": task})],  # its default
+    denies=("--disallowedTools", "Bash(touch:*)"),
     window=100000,
 )
 CODEX = Cli(
@@ -121,11 +127,14 @@ GEMINI = Cli(
 ALL = [PI, QWEN, OPENCODE, MINI, CLAUDE, CODEX, GEMINI]
 # The other dialects that some of them speak: one scenario each.
 OTHERS = [
-    replace(cli, dialect=dialect, settings={"dialect": dialect}, only=("multi_turn",))
-    for cli, dialects in (
-        (PI, ("openai_responses", "anthropic", "google")),
-        (QWEN, ("openai_responses", "anthropic", "google")),
-        (OPENCODE, ("openai_responses", "anthropic")),
-    )
-    for dialect in dialects
+    replace(MINI, dialect="openai_responses", settings={"model_class": "litellm_response"}, only=("multi_turn",)),
+    *(
+        replace(cli, dialect=dialect, settings={"dialect": dialect}, only=("multi_turn",))
+        for cli, dialects in (
+            (PI, ("openai_responses", "anthropic", "google")),
+            (QWEN, ("openai_responses", "anthropic", "google")),
+            (OPENCODE, ("openai_responses", "anthropic")),
+        )
+        for dialect in dialects
+    ),
 ]

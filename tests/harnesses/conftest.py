@@ -57,7 +57,7 @@ def report() -> Iterator[Any]:
             return
         path = Path(target)
         rows = json.loads(path.read_text()) if path.is_file() else []
-        names = ("harness", "dialect", "scenario")
+        names = ("harness", "dialect", "scenario", "runtime")
         rows = [r for r in rows if any(r[n] != row[n] for n in names)] + [row]
         rows.sort(key=lambda r: [r[n] for n in names])
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,6 +16,7 @@ import struct
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 _CLONE_NEWNET = 0x40000000
@@ -45,7 +46,7 @@ class Watch:
     """`with Watch(find): …`; `foreign` are names looked up, and addresses connected to, outside the sandbox. A sandbox may have
     one network for each command that it runs: all are watched."""
 
-    def __init__(self, find: Finder):
+    def __init__(self, find: Callable[[], int | None]):
         self._find = find
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="network-watch", daemon=True)
@@ -91,14 +92,12 @@ class Watch:
             os.close(fd)
         self._names.append(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
         self._names[-1].bind(("0.0.0.0", 53))
+        _ip("link set lo up")  # first: a socket that is bound to a device that is down fails later
         self._packets.append(socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(_ETH_P_ALL)))
         self._packets[-1].bind(("lo", 0))
-        # Commands started by this thread are in the namespace it entered.
-        for words in ("link set lo up", "route add local 0.0.0.0/0 dev lo table local", "-6 route add local ::/0 dev lo table local",
+        for words in ("route add local 0.0.0.0/0 dev lo table local", "-6 route add local ::/0 dev lo table local",
                       "route add default dev lo"):  # fmt: skip
-            done = subprocess.run(["ip", *words.split()], capture_output=True, text=True)
-            if done.returncode and "-6" not in words:
-                raise OSError(f"ip {words}: {done.stderr.strip()}")
+            _ip(words)
         self.networks += 1
 
     def _listen(self) -> None:
@@ -115,6 +114,13 @@ class Watch:
                 packet, where = s.recvfrom(2048)
                 if where[2] == socket.PACKET_OUTGOING and (to := _foreign(packet)):
                     self.foreign.add(to)
+
+
+def _ip(words: str) -> None:
+    """In the namespace that this thread has entered."""
+    done = subprocess.run(["ip", *words.split()], capture_output=True, text=True)
+    if done.returncode and "-6" not in words:
+        raise OSError(f"ip {words}: {done.stderr.strip()}")
 
 
 class Finder:

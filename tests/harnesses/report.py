@@ -3,15 +3,46 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from harness_adapters.versions import versions
 from polar.completion import Completion
 from polar.result import SessionResult
+from tests.harnesses.cases import Case
 from tests.harnesses.clis import Cli
 from tests.harnesses.network import Watch
 from tests.harnesses.scenarios import Scenario
 from tests.harnesses.scripted_engine import ScriptedEngine
+
+
+@contextmanager
+def reported(case: Case, report: Callable[[dict[str, Any]], None]) -> Iterator[dict[str, Any]]:
+    """A run's row, to be filled with what was measured: `ok` if the block comes to its end, a failed one however else it
+    is left."""
+    row: dict[str, Any] = {
+        **_named(case.cli, case.scenario), "runtime": case.runtime, "ok": False, "termination": "", "turns": 0, "chains": 0,
+        "continuity": 0.0, "breaks": {}, "foreign_hosts": None, "sampled_tokens": 0, "accounted_tokens": 0,
+    }  # fmt: skip
+    try:
+        yield row
+        row["ok"] = True
+    except BaseException as e:
+        row["ok"] = False
+        row["failure"] = f"{type(e).__name__}: {e}"[:2000]
+        raise
+    finally:
+        report(row)
+
+
+def _named(cli: Cli, scenario: Scenario) -> dict[str, Any]:
+    return {
+        "harness": cli.harness,
+        "version": versions().harnesses[cli.harness].version,
+        "dialect": cli.dialect,
+        "scenario": scenario.name,
+    }
 
 
 def measure(
@@ -38,10 +69,7 @@ def measure(
     could = len(captured) - len(firsts)
     fidelity = result.trajectory.fidelity
     return {
-        "harness": cli.harness,
-        "version": versions().harnesses[cli.harness].version,
-        "dialect": cli.dialect,
-        "scenario": scenario.name,
+        **_named(cli, scenario),
         "ok": False,
         "termination": result.termination,
         "turns": len(captured),

@@ -20,12 +20,14 @@ OUTAGE = 20.0  # seconds
 class Scenario:
     """`files` are the sandbox files that must come out, with their text; `heard` what must have come back to the model, which
     no command says in these words; `said` what must be among the answers as they were read. `append_only`: its history is
-    never rewritten. `kinds`: what the policy must have been asked for. `model`: a row of the deployment's table."""
+    never rewritten. `kinds`: what the policy must have been asked for. `model`: a row of the deployment's table. `exit_code`
+    of a CLI that isn't stopped and has room; `notes` must be true of the result's. `in_docker`: the sandbox matters to it."""
 
     name: str
     script: Callable[[Cli, str], Script]
     instruction: str
     termination: str = "finished"
+    exit_code: int = 0
     append_only: bool = True
     files: dict[str, str] = field(default_factory=dict)
     heard: tuple[str, ...] = ()
@@ -36,6 +38,8 @@ class Scenario:
     settings: Callable[[Cli], dict[str, Any]] = lambda cli: {}
     task: Callable[[Cli], dict[str, Any]] = lambda cli: {}
     needs: Callable[[Cli], bool] = lambda cli: True
+    notes: Callable[[dict[str, Any]], bool] = lambda notes: True
+    in_docker: bool = True
     min_chains: int = 1
     min_turns: int = 1
 
@@ -59,13 +63,20 @@ def _multi(cli: Cli, key: str) -> Script:
     return Script(turns)
 
 
+def _await(path: str) -> str:
+    return f"timeout 25 sh -c 'until [ -s {path} ]; do sleep 0.1; done'; cat {path}"
+
+
+def _task(key: str) -> str:
+    return f"Do the part [[{key}/part]]: write the file {PART} with a command."
+
+
 def _subagent(cli: Cli, key: str) -> Script:
     assert cli.subagent is not None
-    task = f"Do the part [[{key}/part]]: write the file {PART} with a command."
     turns = [
         Turn("A look around.", (cli.shell("ls -a"),)),
-        Turn("Somebody else does the part.", tuple(cli.subagent(task))),
-        Turn("Waiting for it.", (cli.shell(f"timeout 10 sh -c 'until [ -s {PART} ]; do sleep 0.1; done'; cat {PART}"),)),
+        Turn("Somebody else does the part.", tuple(cli.subagent(_task(key)))),
+        Turn("Waiting for it.", (cli.shell(_await(PART)),)),
         Turn("A last look.", (cli.shell("echo checked"),)),
         _final(cli, "All parts are done."),
     ]  # fmt: skip
@@ -77,9 +88,26 @@ def _subagent(cli: Cli, key: str) -> Script:
     return Script(turns, {"part": part})
 
 
-def _page(cli: Cli, n: int) -> Turn:
+def _background(cli: Cli, key: str) -> Script:
+    """Each waits for the other once: only side by side do they come to their end."""
+    assert cli.background is not None
+    turns = [
+        Turn("Somebody else does the part.", tuple(cli.background(_task(key)))),
+        Turn("Meanwhile.", (cli.shell(f"echo go > go.txt; {_await(PART)}"),)),
+        Turn("A last look.", (cli.shell("echo checked"),)),
+        _final(cli, "All parts are done."),
+    ]
+    part = [
+        Turn("The part.", (cli.shell(f"{_await('go.txt')} && echo the part > {PART}"),)),
+        Turn("A look at it.", (cli.shell(f"cat {PART}"),)),
+        Turn("The part is done."),
+    ]
+    return Script(turns, {"part": part})
+
+
+def _page(cli: Cli, n: int, lines: int = 150) -> Turn:
     # Not by a loop: one CLI refuses commands with substitutions in them.
-    return Turn(f"Page {n}.", (cli.shell(f"seq -f 'line %g of page {n}: what is written there' 150"),))
+    return Turn(f"Page {n}.", (cli.shell(f"seq -f 'line %g of page {n}: what is written there' {lines}"),))
 
 
 def _compaction(cli: Cli, key: str) -> Script:
@@ -108,6 +136,23 @@ def _outage(cli: Cli, key: str) -> Script:
         _final(cli, "Done after all."),
     ]
     return Script(turns)
+
+
+def _denied(cli: Cli, key: str) -> Script:
+    turns = [Turn("Not this.", (cli.shell("touch x.txt"),)), Turn("A file.", (cli.shell(f"echo begun > {FILE}"),))]
+    return Script([*turns, _final(cli, "Done, but for what was denied.")])
+
+
+def _mended(cli: Cli, key: str) -> Script:
+    """Two pages at once, so that what was fine a turn ago is far too long."""
+    pages = tuple(call for n in (1, 2) for call in _page(cli, n, 1500).calls)
+    turns = [Turn("A file.", (cli.shell(f"echo begun > {FILE}"),)), Turn("Two pages.", pages)]
+    return Script([*turns, Turn("On.", (cli.shell(f"echo and on >> {FILE}"),)), _final(cli, "Done after all.")])
+
+
+def _long_output(cli: Cli, key: str) -> Script:
+    turns = [_page(cli, n, 1000) for n in range(1, 29)]  # of 42 kB
+    return Script([*turns, Turn("The file.", (cli.shell(f"echo read > {FILE}"),)), _final(cli, "All pages are read.")])
 
 
 SCENARIOS = [
@@ -175,5 +220,57 @@ SCENARIOS = [
         model="small",
         needs=lambda cli: not cli.compacts,
         min_turns=3,
+    ),
+    Scenario(
+        "background",
+        _background,
+        "Do it in parts, side by side [[run:KEY]].",
+        files={PART: "the part\n"},
+        kinds=frozenset({"main", "task"}),
+        needs=lambda cli: cli.background is not None,
+        in_docker=False,
+        min_chains=2,
+        min_turns=7,
+    ),
+    Scenario(
+        "denied",
+        _denied,
+        "Do what you may [[run:KEY]].",
+        termination="agent_error",
+        files={FILE: "begun\n"},
+        settings=lambda cli: {"extra_args": list(cli.denies)},
+        needs=lambda cli: bool(cli.denies),
+        notes=lambda notes: notes.get("denied_tools") == 1 and "after denied tools" in notes.get("error", ""),
+        in_docker=False,
+        min_turns=3,
+    ),
+    Scenario(
+        "mended",
+        _mended,
+        "Read two pages [[run:KEY]].",
+        exit_code=1,
+        append_only=False,
+        files={FILE: "begun\nand on\n"},
+        kinds=frozenset({"main", "compaction"}),
+        model="small",
+        settings=lambda cli: {"max_output_tokens": 1000},
+        needs=lambda cli: cli.mends,
+        notes=lambda notes: "maximum context length" in notes.get("mended", ""),
+        in_docker=False,
+        min_chains=2,
+        min_turns=5,
+    ),
+    Scenario(
+        "long_output",
+        _long_output,
+        "Read all pages [[run:KEY]].",
+        append_only=False,  # it has to compact for so much
+        files={FILE: "read\n"},
+        heard=("line 149 of page 1:",),
+        needs=lambda cli: cli.retells,
+        # Longer than what is kept of the output, the last event of it.
+        notes=lambda notes: "partial" in notes and notes.get("stop_reason") == "stop" and "turns" not in notes,
+        in_docker=False,
+        min_turns=30,
     ),
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -59,6 +60,38 @@ def test_unknown_names_are_refused(tmp_path):
     assert bundles.known([]) == list(versions().harnesses) and bundles.known(["pi", "pi"]) == ["pi"]
     with pytest.raises(InvalidConfig, match=r"--python: '3', allowed"):
         bundles.build("mini_swe_agent", tmp_path, python="3")
+
+
+def test_packages_from_pypi_are_pinned_to_the_last():
+    pinned = {name: h for name, h in versions().harnesses.items() if h.pypi}
+    assert pinned
+    for name, harness in pinned.items():
+        lines = bundles.constraints(name).read_text().splitlines()
+        assert f"{harness.pypi}=={harness.version}" in lines and {"litellm", "openai"} <= {
+            x.split("==")[0] for x in lines
+        }
+        assert [x for x in lines if not re.fullmatch(r"[\w.-]+==[\w.]+", x)] == []
+
+
+def test_other_pins_make_another_bundle(tmp_path, monkeypatch):
+    """pip is a stand-in that is told what to install and from which pins."""
+    said: list[list[str]] = []
+
+    def pip(argv: list[str]) -> None:
+        said.append([*argv, Path(argv[argv.index("-c") + 1]).read_text()])
+        info = Path(argv[argv.index("--target") + 1]) / "mini.dist-info"
+        info.mkdir(parents=True)
+        (info / "entry_points.txt").write_text("[console_scripts]\nmini = agent:app\n")
+
+    monkeypatch.setattr(bundles, "_call", pip)
+    pins = tmp_path / "pins.txt"
+    monkeypatch.setattr(bundles, "constraints", lambda name: pins)
+    for text, times in (("litellm==1\n", 1), ("litellm==1\n", 1), ("litellm==2\n", 2)):
+        pins.write_text(text)
+        made = bundles.build("mini_swe_agent", tmp_path / "bundles")
+        assert len(said) == times and said[-1][-1] == text
+        assert bundles.is_current(made, "mini_swe_agent", bundles.here())
+    assert "constraints" not in bundles.wanted("pi", bundles.here())
 
 
 def test_a_failing_tool_is_quoted():
@@ -148,7 +181,7 @@ echo "[{\\"Id\\":\\"x\\",\\"Config\\":{\\"Labels\\":{${labels#,}}}}]" >"$here/$i
 def test_an_image_of_another_python_leaves_the_bundles_here_alone(tmp_path, monkeypatch):
     """The Docker client is a stand-in that writes down what it was given."""
     fake(monkeypatch)
-    monkeypatch.setattr(bundles, "_python", lambda harness, made, python: (made / "main.py").write_text(python))
+    monkeypatch.setattr(bundles, "_python", lambda harness, made, python, pins: (made / "main.py").write_text(python))
     docker = script(tmp_path, "programs/docker", DOCKER)
     monkeypatch.setenv("PATH", f"{docker.parent}:/usr/bin:/bin")
     root = tmp_path / "bundles"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from harness_adapters.registry import load_adapter
@@ -11,28 +13,26 @@ from polar.launch import Endpoint
 from polar.sandbox import Sandbox
 from polar.task import AgentSpec, RuntimeSpec
 from runtimes.docker import DockerRuntime
-from tests.harnesses.clis import ALL, Cli
+from tests.harnesses.cases import BUILT, BUILT_ALL, MOUNTED, MULTI, SMALL, Case
+from tests.harnesses.clis import ALL
 from tests.harnesses.deployment import Deployment, missing
 from tests.harnesses.images import BASE, built, has_image
-from tests.harnesses.running import check, finish, pairs, script
-from tests.harnesses.scenarios import SCENARIOS, Scenario
+from tests.harnesses.report import reported
+from tests.harnesses.running import check, finish, script
 from workers.version import ask
 
 pytestmark = [pytest.mark.harness, pytest.mark.docker, pytest.mark.timeout(400)]
-(MULTI,) = [s for s in SCENARIOS if s.name == "multi_turn"]
-# Of every other CLI and of the image with all of them: when there is time for it.
-SMALL = ("pi", "mini_swe_agent")
 ENDPOINT = Endpoint(base_url="http://127.0.0.1:1/s/none", api_key="none", model="policy")
 
 
-def _case(cli: Cli, scenario: Scenario):
-    marks = [] if scenario is MULTI else [pytest.mark.slow]
-    return pytest.param(cli, scenario, id=f"{cli.id}-{scenario.name}", marks=marks)
+def _mounted(case: Case):
+    marks = [] if case.scenario is MULTI else [pytest.mark.slow]
+    return pytest.param(case, id=case.id, marks=marks)
 
 
-def _in_image(harness: str, cli: Cli):
-    marks = [] if harness in SMALL else [pytest.mark.slow]
-    return pytest.param(harness, cli, id=f"{harness}-{cli.id}", marks=marks)
+def _in_image(image: str, case: Case):
+    marks = [] if image in SMALL else [pytest.mark.slow]
+    return pytest.param(image, case, id=f"{image}-{case.cli.id}", marks=marks)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -45,24 +45,27 @@ def docker(tmp_path_factory) -> DockerRuntime:
     return runtime
 
 
-def run(cli: Cli, scenario: Scenario, deployment: Deployment, key: str, image: str, mount: bool) -> None:
-    task = deployment.in_image(**script(cli, scenario, deployment, key), image=image, mount=mount)
-    check(finish(cli, scenario, key, deployment, task, False)[0])
+def run(case: Case, row: dict[str, Any], deployment: Deployment, key: str, image: str, mount: bool) -> None:
+    task = deployment.in_image(**script(case.cli, case.scenario, deployment, key), image=image, mount=mount)
+    done, _ = finish(case.cli, case.scenario, key, deployment, task, False)
+    row |= done.row
+    check(done)
 
 
-@pytest.mark.parametrize(("cli", "scenario"), [_case(cli, s) for cli, s in pairs(ALL)])
-def test_mounted_into_a_foreign_image(cli, scenario, deployment, key):
-    if why := missing(cli.harness):
+@pytest.mark.parametrize("case", [_mounted(case) for case in MOUNTED])
+def test_mounted_into_a_foreign_image(case, deployment, key, report):
+    if why := missing(case.cli.harness):
         pytest.skip(why)
-    run(cli, scenario, deployment, key, BASE, mount=True)
+    with reported(case, report) as row:
+        run(case, row, deployment, key, BASE, mount=True)
 
 
 @pytest.mark.parametrize(
-    ("harness", "cli"),
-    [*(_in_image(cli.harness, cli) for cli in ALL), *(_in_image("all", c) for c in ALL if c.harness in SMALL)],
+    ("image", "case"), [*(_in_image(c.cli.harness, c) for c in BUILT), *(_in_image("all", c) for c in BUILT_ALL)]
 )
-def test_built_into_an_image(harness, cli, deployment, key):
-    run(cli, MULTI, deployment, key, built(harness), mount=False)
+def test_built_into_an_image(image, case, deployment, key, report):
+    with reported(case, report) as row:
+        run(case, row, deployment, key, built(image), mount=False)
 
 
 @pytest.mark.slow

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import time
 import uuid
 
 import pytest
@@ -52,3 +55,25 @@ def test_names_connections_and_datagrams_are_seen(tmp_path):
     foreign = {"telemetry.example.org", "192.0.2.7:443", "192.0.2.9:123/udp"}
     assert watch.networks and foreign <= watch.foreign, watch.foreign
     assert watch.foreign - foreign <= {"[2001:db8::7]:443", "2001:db8::7:443"}  # where the machine has IPv6
+
+
+def test_a_network_that_isnt_up_yet_is_watched():
+    if why := network.available():
+        pytest.skip(why)
+    sleeper = subprocess.Popen(["unshare", "--net", "sleep", "60"])
+    try:
+        space = f"/proc/{sleeper.pid}/ns/net"
+        _until(lambda: os.readlink(space) != os.readlink("/proc/self/ns/net"))
+        found = [sleeper.pid]
+        with Watch(lambda: found.pop() if found else None) as watch:
+            _until(lambda: watch.networks or watch.error)
+        assert watch.networks == 1 and not watch.error, watch.error
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+
+
+def _until(true) -> None:
+    end = time.monotonic() + 20
+    while not true() and time.monotonic() < end:
+        time.sleep(0.01)

@@ -155,6 +155,23 @@ async def test_all_servers_away(client, engines):
     assert where(engines, "a") == [1]
 
 
+async def test_what_ends_before_its_first_token_goes_elsewhere_once(client, engines):
+    await ask(client, "a")
+    home = where(engines, "a")[0]
+    engines[home].replies.append(Reply(ids=IDS, abort_after=0))
+    await ask(client, "a", 1)
+    assert all(s.up for s in client.servers) and client.retries == 1 and len(set(where(engines, "a"))) == 2
+
+
+async def test_servers_that_all_end_it_before_a_token_are_asked_in_rounds(client, engines):
+    for engine in engines:
+        engine.default = lambda _: Reply(ids=IDS, abort_after=0)
+    with pytest.raises(CallError) as e:
+        await ask(client, "a")
+    assert e.value.code == "engine_unavailable"
+    assert len(where(engines, "a")) <= 4 * len(engines), "a window of 0.5 s has three pauses at most"
+
+
 async def test_a_busy_server_stays_in(client, engines):
     await ask(client, "a")
     home = where(engines, "a")[0]

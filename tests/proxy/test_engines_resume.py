@@ -15,6 +15,7 @@ from proxy.engines import pool
 from proxy.engines.base import Sample
 from proxy.engines.resume import Joined
 from proxy.engines.sglang import SGLang
+from proxy.failures import CallError
 from tests.proxy.engine_orders import PROMPT, check, continuing, place
 from tests.proxy.fake_engine import FakeEngine, Reply
 
@@ -146,6 +147,35 @@ async def test_it_goes_on_when_the_gate_opens(engine, client, monkeypatch):
     assert len(engine.served) == 1 and engine.refused == 0
     closed.set()
     check(placed, await task, SCRIPT, [9])
+
+
+async def test_the_gate_holds_what_was_ended_before_its_first_token(engine, client):
+    client._window = 0.2  # the gate's time isn't charged
+    continuing(engine, SCRIPT, {"abort_after": 0})
+    closed, asked = asyncio.Event(), asyncio.Event()
+
+    async def gate():
+        asked.set()
+        await closed.wait()
+
+    placed = place(gate=gate)
+    task = asyncio.create_task(client.generate(placed.order))
+    await asked.wait()
+    await asyncio.sleep(0.3)
+    assert len(engine.served) == 1
+    closed.set()
+    check(placed, await task, SCRIPT, [])
+    assert client.resumed == 0
+
+
+async def test_there_are_pauses_between_attempts_that_end_before_a_token(engine, client):
+    """Such an engine is healthy, but not ready: three pauses of 0.07, 0.14 and 0.28 s at least fill the window."""
+    client._window = 0.5
+    engine.default = lambda _: Reply(ids=SCRIPT, abort_after=0)
+    with pytest.raises(CallError) as e:
+        await client.generate(place().order)
+    assert e.value.code == "engine_unavailable" and 2 <= len(engine.served) <= 4
+    assert client.servers[0].up, "it isn't taken out for that"
 
 
 async def test_a_grammar_is_not_taken_up_in_the_middle(engine, client):

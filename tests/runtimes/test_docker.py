@@ -141,6 +141,35 @@ def test_where_processes_can_t_be_seen_all_are_ended(runtime, monkeypatch, tmp_p
     assert box.exec("cat f", timeout=30).output == b"kept\n"
 
 
+_OUT_OF_SIGHT = """
+import sys
+from polar.config import Settings
+from polar.task import RuntimeSpec
+from runtimes import procs
+from runtimes.docker import DockerRuntime
+scans, scan = [], procs.scan
+procs.scan = lambda: scans.append(1) or scan()
+label, word, folder, image = sys.argv[1:]
+runtime = DockerRuntime(Settings(data_dir=folder))
+box = runtime.create(RuntimeSpec(image=image), labels={"polar.test": label}, proxy=None, timeout=60)
+print(box.exec("echo kept > f; exit 3", timeout=60).exit_code, len(scans))
+print(box.exec("setsid sleep %s & sleep 600" % word, timeout=1).timed_out)
+print(box.exec("cat f", timeout=60).output)
+"""
+
+
+def test_a_root_worker_in_a_pid_namespace_of_its_own(runtime, tmp_path):
+    """As in compose: it is root, but the engine's pids mean nothing to it, and it wastes no time looking for them."""
+    argv = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", _OUT_OF_SIGHT]
+    if subprocess.run([*argv[:4], "true"], capture_output=True).returncode:
+        pytest.skip("no pid namespaces for this user")
+    word = unique()
+    argv += [OURS["polar.test"], word, str(tmp_path), IMAGE]
+    done = subprocess.run(argv, cwd=REPOSITORY, capture_output=True, text=True, timeout=200)
+    assert done.stdout.splitlines() == ["3 0", "True", "b'kept\\n'"], done.stderr
+    assert running(word) == 0
+
+
 def test_relay(runtime, proxy, monkeypatch):
     monkeypatch.setattr(docker_bridge, "may_enter", lambda: False)
     box = create(runtime, proxy.endpoint, options={"user": "agent"})

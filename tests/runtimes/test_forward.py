@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import threading
@@ -12,6 +13,8 @@ import pytest
 from polar.sandbox import ProxyEndpoint
 from runtimes import bwrap, forward, netns
 from tests.runtimes.conftest import until
+
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nanswer"
 
 
 @pytest.fixture
@@ -58,11 +61,11 @@ def test_half_closed_request_gets_its_answer(upstream, entrance):
         with server:
             server.settimeout(10)
             assert server.recv(100) == b"request" and server.recv(100) == b""
-            server.sendall(b"answer")
-        assert client.recv(100) == b"answer" and client.recv(100) == b""
+            server.sendall(ANSWER)
+        assert client.recv(100) == ANSWER and client.recv(100) == b""
 
 
-def test_a_reset_of_the_client_reaches_the_proxy(upstream, entrance):
+def test_a_reset_of_the_client_reaches_the_proxy(upstream, entrance, caplog):
     client = connect(entrance)
     client.sendall(b"request")
     server, _ = upstream.accept()
@@ -75,6 +78,8 @@ def test_a_reset_of_the_client_reaches_the_proxy(upstream, entrance):
             assert server.recv(100) == b""
         except ConnectionResetError:
             pass
+    forward.forwarder().run(gc.collect)
+    assert "never retrieved" not in caplog.text
 
 
 def test_a_reset_of_the_proxy_is_no_clean_end(upstream, entrance):

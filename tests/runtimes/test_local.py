@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import stat
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,15 @@ def test_a_destroy_that_was_cut_off_is_finished(runtime, monkeypatch):
     (ref,) = runtime.list({"a": "1"})
     runtime.attach(ref).destroy()
     assert runtime.list({}) == [] and list(runtime.root.iterdir()) == []
+
+
+def test_two_destroys_at_once(runtime):
+    for _ in range(5):
+        box = runtime.create(PLAIN, labels={}, proxy=None, timeout=10)
+        assert box.exec("mkdir $(seq 50); touch $(seq 100 150)", timeout=30).exit_code == 0
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(lambda ref: runtime.attach(ref).destroy(), [box.ref] * 4)) == [None] * 4
+        assert list(runtime.root.iterdir()) == []
 
 
 def test_records_are_private(runtime):

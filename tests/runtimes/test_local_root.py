@@ -22,6 +22,7 @@ from runtimes import bwrap, holder, local_cow, procs
 from runtimes.local import LocalRuntime
 from tests.runtimes.conftest import REPOSITORY, running, unique, until
 from tests.runtimes.cow import COW, FOUND, ONE, SEE, SEEN, SPEC, WRITE, cow_make, cow_runtime, holders, needs_bwrap, ok  # noqa: F401
+from tests.runtimes.ordinary import ordinary_python
 
 pytestmark = needs_bwrap
 
@@ -341,25 +342,7 @@ def test_the_distribution_s_bubblewrap(make, monkeypatch):
 
 def test_an_ordinary_user(runtime, public):
     """The same as an ordinary user of this machine, to whom none of its folders belongs."""
-    if os.geteuid() != 0:
-        pytest.skip("all tests run as an ordinary user already")
-    reader = [
-        "setpriv",
-        "--reuid=65534",
-        "--regid=65534",
-        "--clear-groups",
-        "env",
-        f"HOME={public}",
-        "PYTHONDONTWRITEBYTECODE=1",
-    ]
-    paths = os.pathsep.join([str(REPOSITORY), *(p for p in sys.path if p.endswith("site-packages"))])
-    for python in (sys.executable, "/usr/bin/python3"):
-        argv = [*reader, f"PYTHONPATH={paths}", python, "-c"]
-        tried = subprocess.run([*argv, "import polar.codec, runtimes.local"], capture_output=True, text=True, cwd="/")
-        if tried.returncode == 0:
-            break
-    else:
-        pytest.skip(f"no Python of this machine can be run by others: {tried.stderr.strip()[-200:]}")
+    argv = ordinary_python(public)
     (public / "data").mkdir()
     os.chown(public / "data", 65534, 65534)
     for user in (None, "root"):

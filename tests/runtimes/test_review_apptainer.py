@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
+import threading
+from collections.abc import Iterator
 
 import pytest
 
 from polar.errors import InfraError
-from runtimes import procs
+from runtimes import cgroups, procs, tree
 from runtimes.apptainer_layer import _MARK, Memory
 
 
@@ -27,3 +30,41 @@ def test_a_process_with_the_old_holders_number_is_not_the_holder(tmp_path):
             layer.open()
         finally:
             forged.kill()
+
+
+@pytest.mark.parametrize("backend", ["apptainer"], indirect=True)
+def test_a_call_that_waits_for_a_removal_makes_nothing_anew(backend, monkeypatch):
+    """The group and the lock's file among them."""
+    box = backend.create()
+    box.stop()
+    handle, place = box.ref.handle, backend.runtime
+    waiting, real, found = threading.Event(), place.locked, []
+
+    @contextlib.contextmanager
+    def locked(name: str) -> Iterator[None]:
+        if threading.current_thread() is late:
+            waiting.set()
+        with real(name):
+            yield
+
+    def call() -> None:
+        with pytest.raises(InfraError, match="is gone") as e:
+            box.exec("true", timeout=30)
+        found.append(e)
+
+    late = threading.Thread(target=call)
+    monkeypatch.setattr(place, "locked", locked)
+    remove = tree.remove
+
+    def removed(path) -> None:
+        late.start()
+        assert waiting.wait(30)
+        remove(path)
+
+    with monkeypatch.context() as m:
+        m.setattr(tree, "remove", removed)
+        place.attach(box.ref).destroy()
+    late.join()
+    assert found and not [p for p in place.records.iterdir() if handle in p.name]
+    groups = cgroups.find()
+    assert isinstance(groups, str) or handle not in groups.names()

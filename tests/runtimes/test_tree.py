@@ -6,6 +6,8 @@ import errno
 import io
 import os
 import tarfile
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -164,6 +166,80 @@ def test_remove_a_chain_too_deep_for_any_path(tmp_path):
     os.close(here)
     tree.remove(top)
     assert not top.exists()
+
+
+def held(do) -> int:
+    """The most bytes that Python held meanwhile."""
+    tracemalloc.start()
+    try:
+        do()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", ["files", "folders", "below"])
+def test_remove_holds_no_list_of_what_it_removes(tmp_path, kind):
+    top = tmp_path / "top"
+    inner = top / "in" if kind == "below" else top
+    inner.mkdir(parents=True)
+    for n in range(20_000):
+        at = f"{inner}/{n}"
+        os.close(os.open(at, os.O_CREAT)) if kind == "files" else os.mkdir(at)
+    assert held(lambda: tree.remove(top)) < 1 << 20
+    assert not top.exists()
+
+
+def test_two_removals_at_once(tmp_path):
+    for n in range(20):
+        top = tmp_path / str(n)
+        for i in range(30):
+            (top / f"{i % 5}" / f"d{i}" / "x" / "y").mkdir(parents=True)
+            (top / f"{i % 5}" / f"d{i}" / "f").touch()
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(tree.remove, [top] * 4)) == [None] * 4
+        assert not top.exists()
+
+
+def test_what_comes_back_is_told(tmp_path, monkeypatch):
+    """As on a network's file system, where an open file stays under another name."""
+    (tmp_path / "top").mkdir()
+    (tmp_path / "top" / "f").touch()
+    monkeypatch.setattr(tree.os, "unlink", lambda path: os.rename(path, f"{path}x"))
+    with pytest.raises(OSError, match="stays"):
+        tree.remove(tmp_path / "top")
+
+
+def test_an_archive_s_members_are_not_held(tmp_path):
+    data = archive([tarfile.TarInfo(f"top/{n:05}") for n in range(20_000)])
+    path = tmp_path / "x.tar"
+    path.write_bytes(data.getvalue())
+
+    def read() -> None:
+        with tarfile.open(path) as tar:
+            assert sum(1 for _ in tree.from_tar(tar)) == 20_000
+
+    assert held(read) < 1 << 20
+
+
+def test_nothing_is_cut_off_silently(tmp_path):
+    """What is neither a file nor a folder leaves nothing there."""
+    os.mkfifo(tmp_path / "pipe")
+    fd = os.open(tmp_path, os.O_RDONLY)
+    try:
+        assert tree.write_tree(tree.walk(fd, "pipe"), tmp_path / "out", 10) is True
+    finally:
+        os.close(fd)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_host_without_room_is_no_cut(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(tree, "_copy", full)
+    with pytest.raises(OSError, match="no space"):
+        tree.write_tree(iter([tree.Entry((), "file", 0o644, io.BytesIO(b"abc"))]), tmp_path / "out", 10)
 
 
 # -- resolving paths inside

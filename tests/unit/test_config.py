@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from polar.config import Model, Settings, load
+from polar.config import Model, Settings, load, without_settings
 from polar.errors import InvalidConfig
 from polar.store.connection import for_celery, parse, redact
 
@@ -16,6 +16,34 @@ def test_file_environment_and_overrides_in_that_order(tmp_path):
     assert (s.namespace, s.lease_seconds, s.keep_capture, s.data_dir) == ("x", 7.0, False, "/d")
     assert s.objects_url == "file:///d/objects" and s.store_url == s.broker
     assert s.model("whatever")[0] == "policy", "an unknown name means the default model"
+
+
+def test_the_environment_gives_lists_and_names_of_variables_too(tmp_path):
+    file = tmp_path / "polar.toml"
+    file.write_text('runtimes = ["local"]\nvolume_roots = ["/a"]\n')
+    env = {"POLAR_RUNTIMES": "docker, apptainer", "POLAR_VOLUME_ROOTS": "/data", "POLAR_API_TOKEN_ENV": "MY_TOKEN"}
+    s = load(file, env=env)
+    assert (s.runtimes, s.volume_roots, s.api_token_env) == (["docker", "apptainer"], ["/data"], "MY_TOKEN")
+    assert load(file, env=env, runtimes=["x"]).runtimes == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("POLAR_MODELS", "policy=http://e"),
+        ("POLAR_RUNTIMES", ""),
+        ("POLAR_RUNTIMES", "docker,"),
+        ("POLAR_LEASE_SECONDS", "soon"),
+        ("POLAR_READY_PLACES", "0"),
+        ("POLAR_KEEP_CAPTURE", "perhaps"),
+        ("POLAR_NAMESPACE", "a b"),
+    ],
+)
+def test_what_a_variable_cannot_give_is_refused_by_its_name(tmp_path, variable, value):
+    file = tmp_path / "polar.toml"
+    file.write_text("ready_places = 3\n")
+    with pytest.raises(InvalidConfig, match=variable):
+        load(file, env={variable: value})
 
 
 @pytest.mark.parametrize(
@@ -66,3 +94,16 @@ def test_unknown_schemes_are_refused_without_showing_the_password():
         parse("amqp://user:secret@host/")
     assert "amqp" in e.value.message and "secret" not in e.value.message
     assert redact("redis://u:secret@h/0") == "redis://***@h/0"
+
+
+def test_a_child_with_a_file_gets_no_setting_from_the_environment():
+    env = {
+        "POLAR_PROXY_URL": "http://x",
+        "POLAR_CONFIG": "y",
+        "POLAR_API_TOKEN": "t",
+        "POLAR_HARNESSES": "/h",
+        "PATH": "/bin",
+    }
+    kept = without_settings(env)
+    assert kept == {"POLAR_API_TOKEN": "t", "POLAR_HARNESSES": "/h", "PATH": "/bin"}
+    assert load(env=kept).proxy_url == load(env={}).proxy_url

@@ -12,6 +12,7 @@ from polar.errors import Conflict, LeaseLost, NotFound
 from polar.result import ErrorInfo, LedgerLine
 from polar.store.sessions import SessionStore
 from polar.task import AgentSpec, GroupPolicy, TaskRequest
+from workers.retention import forget
 
 STRICT = GroupPolicy()
 LINE = LedgerLine(session_id="x", attempt=1)
@@ -78,7 +79,7 @@ def test_an_old_fence_writes_nothing(store):
         store.advance(old, "READY", sandbox=b"stale")
     assert store.session(sid).state == "PENDING" and store.session(sid).sandbox == b""
     assert store.renew([(sid, old.fence)], 60) == [0]
-    assert store.cleanup_wanted("a") == [f"{sid}.a1"]
+    assert store.redis.zrange(store.keys.cleanup, 0, -1) == [f"a|{sid}.a1".encode()]
     assert store.admit(100, 60) == [(sid, "a")]
     assert store.session(sid).attempt == 2 and len(store.ledger(sid)) == 1
 
@@ -294,3 +295,25 @@ def _until(condition, seconds: float = 5.0):
         if value := condition():
             return value
     raise AssertionError("the condition never came true")
+
+
+def test_tasks_that_ended_long_ago_are_forgotten(store):
+    for name in ("old", "new", "open"):
+        (sid,) = admitted(store, name=name, results_queue="q")
+        if name != "open":
+            to_postrun(store, sid)
+            store.commit(store.begin(sid, "postrun", "a", "w", 60), "k", "finished", "passed", 1.0, LINE, STRICT)
+            assert not store.session(sid).run_report and not store.session(sid).sandbox
+        if name == "old":
+            then = store.now() + 0.002  # the streams count milliseconds
+            while store.now() < then:
+                pass
+    assert forget(store, 0) == 0 and forget(store, then) == 1
+    assert store.task_ids() == ["open", "new"]
+    with pytest.raises(NotFound):
+        store.session("old.s0")
+    assert store.ledger("old.s0") == [] and store.ledger("new.s0") != []
+    for stream in (store.keys.results("q"), store.keys.groups("q")):
+        assert [e.get(b"task") for _, e in store.redis.xrange(stream)] == [b"new"]
+    assert not [k for k in store.redis.keys("*old*")]
+    assert forget(store, store.now()) == 1 and store.task_ids() == ["open"]

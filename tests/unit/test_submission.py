@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from polar.config import Settings
-from polar.errors import Conflict, InvalidTask
+from polar.errors import Conflict, InvalidTask, Unreadable
 from polar.objects import open_objects
 from polar.task import AgentSpec, EvaluatorSpec, RuntimeSpec, TaskRequest, UploadDir, UploadFile
 from submission import submit
@@ -60,3 +61,30 @@ def test_a_taken_id_stops_the_whole_submission(world):
     with pytest.raises(InvalidTask, match="stands twice"):
         submit([task("a"), task("a")], store, objects, settings)
     assert store.task_ids() == ["b"] and store.backlog()["pending"] == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"num_samples": 5000}, r"^task 't': num_samples: found 5000, allowed: whole number >= 1 and <= 4096"),
+        ({"agent_timeout_seconds": 1e9}, r"^task 't': agent_timeout_seconds: "),
+        ({"metadata": {"x": object()}}, r"^task 't': can't be stored: "),
+        ({"labels": {"x": 1 << 70}}, r"^task 't': "),
+    ],
+)
+def test_what_no_worker_could_read_is_not_written(world, wrong, why):
+    """Tasks made in Python: nobody has checked them yet."""
+    store, objects, settings, _ = world
+    with pytest.raises(InvalidTask, match=why):
+        submit([task("a"), task("t", **wrong)], store, objects, settings)
+    with pytest.raises(InvalidTask):
+        store.submit(task("t", **wrong), "local")
+    assert store.task_ids() == []
+
+
+def test_what_a_newer_version_wrote_is_said_to_be_unreadable(store):
+    store.submit(task("t"), "local")
+    newer = msgspec.msgpack.decode(store.redis.hget(store.keys.task("t"), "spec")) | {"new_field": 1}
+    store.redis.hset(store.keys.task("t"), "spec", msgspec.msgpack.encode(newer))
+    with pytest.raises(Unreadable, match=r"task 't' can't be read by this version: .*new_field"):
+        store.task("t")

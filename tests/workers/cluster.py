@@ -38,6 +38,7 @@ class Cluster:
             "namespace": f"t{uuid.uuid4().hex[:12]}",
             "data_dir": str(folder),
             "broker": self.url,
+            "proxy_url": "http://127.0.0.1:9",  # nobody is there: these agents ask no model
             "lease_seconds": 2.0,
             "node_timeout_seconds": 5.0,
             "hint_overdue_seconds": 2.0,

@@ -9,6 +9,7 @@ local task, queue = get(id, 'task'), get(id, 'queue')
 local tkey = ns .. ':task:' .. task
 redis.call('HSET', skey(id), 'result', ARGV[3], 'termination', ARGV[4], 'verdict', ARGV[5], 'reward', ARGV[6],
   'done_at', stamp())
+redis.call('HDEL', skey(id), 'run_report', 'sandbox') -- the result has what counts of them
 redis.call('RPUSH', skey(id) .. ':ledger', ARGV[7])
 redis.call('ZREM', ns .. ':leases', id)
 redis.call('ZREM', ns .. ':hints', id)

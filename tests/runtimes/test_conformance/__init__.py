@@ -6,3 +6,4 @@ from tests.runtimes.test_conformance.test_commands import *  # noqa: F403
 from tests.runtimes.test_conformance.test_files import *  # noqa: F403
 from tests.runtimes.test_conformance.test_life import *  # noqa: F403
 from tests.runtimes.test_conformance.test_network import *  # noqa: F403
+from tests.runtimes.test_conformance.test_tricks import *  # noqa: F403
