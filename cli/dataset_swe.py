@@ -19,6 +19,9 @@ IMAGES = {
     "swegym": "xingyaoww/sweb.eval.x86_64.{id_s}:latest",
     "swesmith": "{image}",
 }
+# Seconds of one run of the tests, and of judging: time for five of them, as many as the evaluator reckons with by default,
+# and for their sandboxes.
+RUN_SECONDS, JUDGING_SECONDS = 600, 3600
 DEFAULT_COMMAND = "python -m pytest -rA -p no:cacheprovider {test_files}"
 _START, _END = ">>>>> Start Test Output", ">>>>> End Test Output"
 # Files that a test command is not given.
@@ -77,6 +80,7 @@ def convert(row: Row, rules: Rules, where: str) -> Instance:
     config: dict[str, Any] = {
         "instance_id": name, "repo": rules.repo, "test_command": command, "fail_to_pass": f2p,
         "pass_to_pass": [t for t in p2p if t not in f2p], "test_patch": test_patch, "report": _report(row, rules, name),
+        "timeout_seconds": RUN_SECONDS,
     }  # fmt: skip
     if not smith and row.get("base_commit"):
         config["base_commit"] = text(row, "base_commit", where)
@@ -91,6 +95,7 @@ def convert(row: Row, rules: Rules, where: str) -> Instance:
         "instruction": text(row, "problem_statement", where),
         "runtime": runtime,
         "evaluator": {"name": "swe", "config": config},
+        "evaluation_timeout_seconds": JUDGING_SECONDS,
         "metadata": {"dataset": rules.kind, "instance_id": name, "repo": text(row, "repo", where, "")},
     }
     return Instance(name, task, gold=_reversed(given) if smith else given, notes=notes)

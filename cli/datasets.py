@@ -143,6 +143,12 @@ def _template(path: Path | None) -> dict[str, Any]:
 def _task(base: dict[str, Any], instance: Instance) -> dict[str, Any]:
     """The instance over the template. Its judge's sandbox is the template's, too, with the template's steps first."""
     data = _merged(base, instance.task)
+    # How long judging may take depends on the user's machines more than on the data set.
+    if "evaluation_timeout_seconds" in base:
+        data["evaluation_timeout_seconds"] = base["evaluation_timeout_seconds"]
+    limit = ((base.get("evaluator") or {}).get("config") or {}).get("timeout_seconds")
+    if limit is not None:
+        data["evaluator"]["config"]["timeout_seconds"] = limit
     common = _copy(base.get("runtime") or {})
     steps = common.pop("prepare", [])
     own = common.pop("evaluation_prepare", None)

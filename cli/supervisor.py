@@ -75,11 +75,13 @@ class Supervisor:
         """Start a process and wait until it is ready. Raises StackError with the end of its log."""
         self.processes.append(process)
         self._wake.set()
-        deadline = time.monotonic() + process.ready_timeout
+        deadline = None  # its time runs once it is there
         while not (process.popen and process.ready()):
             if process.faults >= FAULTS_TO_START:
                 raise StackError(f"{process.name} {process.last}: {self.tail(process.name)}")
-            if time.monotonic() > deadline:
+            if process.popen and deadline is None:
+                deadline = time.monotonic() + process.ready_timeout
+            if deadline is not None and time.monotonic() > deadline:
                 raise StackError(
                     f"{process.name} was not ready in {process.ready_timeout:.0f} s: {self.tail(process.name)}"
                 )

@@ -27,6 +27,7 @@ CONFIG = Path("/tmp/polar.toml")
 MODELS = Path("/models")
 BUNDLED = {"redis": "BROKER_URL", "s3": "OBJECTS_URL", "engine": "ENGINE_URL"}  # role -> whose address replaces it
 STAGES = ("reaper", "init", "run", "postrun")
+STOP_SECONDS = "25"  # a proxy waits so long for an absent store; compose's stop_grace_period is 30
 ROLES = (*BUNDLED, "proxy", "api", *STAGES)
 ENGINE_PORT, S3_PORT, API_PORT, PROXY_PORT, ADMIN_PORT = 30000, 8333, 8080, 8100, 8101
 SILENT_SECONDS = 45  # a worker that lives talks to the store far more often
@@ -100,7 +101,8 @@ def serve(role: str, options: list[str], env: dict[str, str]) -> NoReturn:
         path = f"{need(env, 'POLAR_RUN_DIR')}/proxy/sock"
         # Only the sandboxes' network gets the listener, only the control plane's the metrics.
         where = ["--host", "proxy.sandbox", "--port", PROXY_PORT, "--socket", path]
-        become([*python, "proxy", *where, "--admin-host", "proxy.control", "--admin-port", ADMIN_PORT, *options])
+        admin = ["--admin-host", "proxy.control", "--admin-port", ADMIN_PORT]
+        become([*python, "proxy", *where, *admin, "--stop-seconds", STOP_SECONDS, *options])
     if role == "api":
         need(env, "POLAR_API_TOKEN")
         become([*python, "api", "--host", "0.0.0.0", "--port", API_PORT, *options])

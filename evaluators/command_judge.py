@@ -90,10 +90,10 @@ class CommandJudge:
             keep = lambda name, data: (outcome.logs / name).write_bytes(data)  # noqa: E731
             return patch.extract(space, outcome.changes, c.patch, [], keep).data
         except patch.Rejected as e:
-            return f"no patch: {e.code}: {e.message}\n".encode()
+            return judgement.printable(f"no patch: {e.code}: {e.message}\n").encode()
 
     def _judgement(self, outcome: Outcome, data: bytes) -> judgement.Judgement:
-        return judgement.read(data, _units(outcome), self.config.low, self.config.high)
+        return judgement.read(data, len(_units(outcome)), self.config.low, self.config.high)
 
     # -- by a model
 
@@ -109,7 +109,7 @@ class CommandJudge:
         found, tries = ask(
             c.llm,
             cut,
-            _units(outcome),
+            len(_units(outcome)),
             (c.low, c.high),
             lambda data: self._judgement(outcome, data),
             lambda: running.left(outcome.remaining),
@@ -153,10 +153,15 @@ class CommandJudge:
         return judgement.evaluation(found, c.pass_at, self.name, seconds=round(result.seconds, 3), **more)
 
 
-def _units(outcome: Outcome) -> int:
-    """How many rewards there may be: one per trace, or per call of a packed tree."""
-    packed = outcome.trajectory.packed
-    return len(outcome.trajectory.traces) + (len(packed.calls) if packed else 0)
+def _units(outcome: Outcome) -> list[dict[str, Any]]:
+    """What may have a reward of its own, in the order of `trace_rewards`: each trace, or each call of a packed tree."""
+    found = [(t.trace_id, t.role, len(t.prompt_ids), len(t.response_ids)) for t in outcome.trajectory.traces]
+    if packed := outcome.trajectory.packed:
+        for c in packed.calls:
+            prompt = int(packed.positions[c.context]) + 1 if c.context >= 0 else 0
+            found.append((c.trace_id, c.role, prompt, c.end - c.start))
+    names = ("trace_id", "role", "prompt_tokens", "response_tokens")
+    return [dict(zip(names, unit, strict=True)) for unit in found]
 
 
 def _report(sandbox: Sandbox, path: str) -> bytes:
@@ -180,15 +185,7 @@ def _describe(outcome: Outcome, missing: list[str]) -> dict[str, Any]:
         "metadata": outcome.task.metadata,
         "termination": outcome.termination,
         "missing_artifacts": missing,
-        "traces": [
-            {
-                "trace_id": t.trace_id,
-                "role": t.role,
-                "prompt_tokens": len(t.prompt_ids),
-                "response_tokens": len(t.response_ids),
-            }
-            for t in outcome.trajectory.traces
-        ],
+        "traces": _units(outcome),
     }
 
 

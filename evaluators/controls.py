@@ -11,7 +11,7 @@ import random
 import re
 import secrets
 from collections.abc import Callable
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 from msgspec import Meta, Struct
 
@@ -25,16 +25,19 @@ _NAME = re.compile(r"test\w*")
 
 # What counts for a test: one that says itself that it is expected to fail is never spoiled.
 PASSING = ("passed", "xfailed")
+_NOT_RUN = (None, "skipped")
 
 
 class ControlRules(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
     """`trials`: control runs per success (0: none); one who forges all of a report is found by the first; one who
     tosses a coin gets through with a chance below 2 to the minus `trials`. `sample`: how many
-    other passing tests are drawn into them. `tampered_reward`: of an attempt whose report was forged."""
+    other passing tests are drawn into them. `tampered_reward`: of an attempt whose report was forged. `floor`: what a reward
+    file has whatever the tests say; a reward up to it is not asked for again."""
 
     trials: Annotated[int, Meta(ge=0, le=8)] = 2
     sample: Annotated[int, Meta(ge=0, le=10_000)] = 20
     tampered_reward: Annotated[float, Meta(ge=-1, le=0)] = 0.0
+    floor: Annotated[float, Meta(ge=0, lt=1)] = 0.0
 
 
 class Tampered(Exception):
@@ -43,6 +46,17 @@ class Tampered(Exception):
 
 class Unconfirmed(Exception):
     """Tests that passed did not pass again beside spoiled ones."""
+
+
+AS_GOOD = "the same reward from tests that can't pass; what doesn't rest on tests is named in controls.floor"
+
+
+def not_lower(control: float | None, reward: float | None) -> Literal["tampered", "unconfirmed"] | None:
+    """What it says of a positive reward that tests which can't pass gave `control` (None: no reward at all). Part of a
+    reward can honestly come from something else, but then nothing tells it from a forged one."""
+    if control is None or reward is None or control < reward:
+        return None
+    return "tampered" if reward >= 1 else "unconfirmed"
 
 
 class Edit(Protocol):
@@ -105,9 +119,9 @@ def check(
     drawn: set[_Key] = set()
     for n in range(rules.trials if main else 0):
         drawn = _draw(n, rules.trials, main, more, drawn, chance)
-        found |= _trial(n, drawn, main, keys, claimed, run, chance)
-        if n == 0 and not found:
-            break  # no test is found in the sources
+        found |= _Trials(statuses, keys, claimed, run, chance).trial(f"control{n + 1}", drawn)
+        if n == 1 and not found:
+            break  # no test is found in the sources: each was drawn once
     if found:
         return {"trials": rules.trials, "tests": len(found), "kind": "spoiled"}
     return _broken(claimed, run) if broken else {"kind": "none"}
@@ -126,37 +140,68 @@ def _draw(n: int, trials: int, main: list[_Key], more: list[_Key], last: set[_Ke
     return {k for k in [*main, *more] if chance.random() < 0.5}
 
 
-def _trial(
-    n: int,
-    drawn: set[_Key],
-    main: list[_Key],
-    keys: dict[str, _Key],
-    claimed: list[str],
-    run: Trial,
-    chance: random.Random,
-) -> set[_Key]:
-    """Functions that were found and spoiled."""
+class _Trials:
+    """`believed`: the statuses to be confirmed, in the order in which the tests ran."""
 
-    def once(name: str, certain: bool) -> tuple[_Spoil, list[str], set[str]]:
-        edit = _Spoil(drawn, chance, certain)
-        statuses = run(edit, name) or {}
-        lied = [t for t, k in keys.items() if k in edit.done and statuses.get(t) in PASSING]
-        missed = {t for t in claimed if t in keys and keys[t] not in drawn and statuses.get(t, "passed") not in PASSING}
-        if not statuses:  # spoiled tests fail, they don't keep a runner from telling so
-            missed = set(claimed)
-        return edit, lied, missed
+    def __init__(
+        self, believed: dict[str, Status], keys: dict[str, _Key], claimed: list[str], run: Trial, chance: random.Random
+    ):
+        self.order = {t: n for n, t in enumerate(believed)}
+        self.keys, self.claimed, self.run, self.chance = keys, claimed, run, chance
 
-    edit, lied, missed = once(f"control{n + 1}", False)
-    if missed and not lied:
-        _, lied, again = once(f"control{n + 1}.again", False)
-        if missed & again:
-            raise Unconfirmed(f"did not pass again: {', '.join(sorted(missed & again)[:5])}")
-    if lied:
-        _, sure, _ = once(f"control{n + 1}.sure", True)
-        if sure:
-            raise Tampered(f"passed although they can't: {', '.join(sure[:5])}")
-        raise Unconfirmed(f"passed with an assertion turned round: {', '.join(lied[:5])}")
-    return edit.done
+    def trial(self, name: str, drawn: set[_Key]) -> set[_Key]:
+        """Functions that were found and spoiled. Raises Tampered, Unconfirmed."""
+        statuses, done = self._once(name, drawn)
+        lied, missed = self._lied(statuses, done), self._missed(statuses, done)
+        if missed and not lied:
+            if any(statuses.get(t) in _NOT_RUN for t in missed) and done:
+                # A runner that stops at the first failure leaves the rest out. So does who hides what it can't pass, but
+                # it doesn't know where a single spoiled test is, and up to there all must have run.
+                mine = sorted(done & {self.keys[t] for t in self.claimed if t in self.keys}) or sorted(done)
+                drawn = {self.chance.choice(mine)}
+                statuses, done = self._once(f"{name}.again", drawn)
+                lied, missed = self._lied(statuses, done), self._missed_before(statuses, done)
+            else:
+                statuses, done = self._once(f"{name}.again", drawn)
+                lied, missed = self._lied(statuses, done), missed & self._missed(statuses, done)
+            if missed and not lied:
+                raise Unconfirmed(f"did not pass again: {', '.join(sorted(missed)[:5])}")
+        if lied:
+            if sure := self._lied(*self._once(f"{name}.sure", drawn, certain=True)):
+                raise Tampered(f"passed although they can't: {', '.join(sure[:5])}")
+            raise Unconfirmed(f"passed with an assertion turned round: {', '.join(lied[:5])}")
+        return done
+
+    def _once(self, name: str, drawn: set[_Key], *, certain: bool = False) -> tuple[dict[str, Status], set[_Key]]:
+        edit = _Spoil(drawn, self.chance, certain)
+        return self.run(edit, name) or {}, edit.done
+
+    def _lied(self, statuses: dict[str, Status], done: set[_Key]) -> list[str]:
+        return [t for t, k in self.keys.items() if k in done and statuses.get(t) in PASSING]
+
+    def _missed(self, statuses: dict[str, Status], done: set[_Key]) -> set[str]:
+        """Claimed tests that weren't spoiled and did not pass."""
+        out = {t for t in self.claimed if statuses.get(t) not in PASSING and self.keys.get(t) not in done}
+        # One that is inherited from a spoiled one fails with it.
+        out -= {t for t in self._named(done) if statuses.get(t) not in _NOT_RUN}
+        # Spoiled tests fail, they don't keep a runner from telling so.
+        return out if statuses else set(self.claimed)
+
+    def _missed_before(self, statuses: dict[str, Status], done: set[_Key]) -> set[str]:
+        """The same, but what comes after the first spoiled test may not have run; that one must have failed."""
+        spoiled = self._named(done)
+        first = min((self.order[t] for t in spoiled), default=len(self.order))
+        out = {
+            t
+            for t in self._missed(statuses, done)
+            if statuses.get(t) not in _NOT_RUN or self.order.get(t, first) < first
+        }
+        return out if any(statuses.get(t) not in (*_NOT_RUN, *PASSING) for t in spoiled) else out | set(spoiled)
+
+    def _named(self, done: set[_Key]) -> list[str]:
+        """Tests whose function has the name of a spoiled one."""
+        names = {k[1].name for k in done}
+        return [t for t, k in self.keys.items() if k[1].name in names]
 
 
 def _broken(claimed: list[str], run: Trial) -> dict[str, Any]:

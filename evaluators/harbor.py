@@ -7,31 +7,45 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
-from evaluators import running, spoiling, state
-from evaluators.config import check_path, read
+from evaluators import controls, running, spoiling, state
+from evaluators.config import WHERE, check_path, read
 from evaluators.controls import ControlRules
 from evaluators.patch_space import tail
 from evaluators.running import CRASH_CODES, Excuse
-from polar.errors import EvaluatorError, NotFound
+from polar.errors import EvaluatorError, InvalidTask, NotFound
 from polar.judge import Outcome
 from polar.result import Evaluation, Verdict
 from polar.sandbox import ExecResult, Sandbox
 from polar.task import Env, Seconds
 
 _LIMIT = 1 << 20
+Cause = Literal[Excuse, "state_too_large"]
+
+
+class _Run(Struct, kw_only=True):
+    """Either `evaluation`, or `error` with, where it can be the agent's doing, its `cause`."""
+
+    evaluation: Evaluation | None = None
+    cause: Cause | None = None
+    error: EvaluatorError | None = None
+    kept: list[str] = field(default_factory=list)
+    spoiled: int = 0
+    report: dict[str, Any] = field(default_factory=dict)
 
 
 class Config(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
     """`tests`: the folder that `evaluation_prepare` of the evaluator's runtime fills; `logs`: where the verifier leaves
     `reward.txt` (a number) or `reward.json` (metrics, of which `reward_key` is the reward; one alone needs no name). `state`:
-    the folder whose final state is judged. `exclude`: further paths that stay as the image has them. `treat_as_failed`: which
-    of timeout, crash, no_report is the agent's failure."""
+    the folder whose final state is judged. `exclude`: further paths that stay as the image has them; `protect_hooks`: so does
+    what starts with a shell, an interpreter or a test runner. `treat_as_failed`: which of timeout, crash, no_report,
+    state_too_large is the agent's failure."""
 
     tests: str = "/tests"
     logs: str = "/logs/verifier"
@@ -43,12 +57,14 @@ class Config(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
     timeout_seconds: Seconds | None = None
     exclude: list[str] = field(default_factory=list)
     crash_exit_codes: list[int] = field(default_factory=lambda: list(CRASH_CODES))
-    treat_as_failed: list[Excuse] = field(default_factory=list)
+    treat_as_failed: list[Cause] = field(default_factory=lambda: ["state_too_large"])
+    protect_hooks: bool = True
     controls: ControlRules = field(default_factory=ControlRules)
 
 
 class Harbor:
-    """Codes of its EvaluatorErrors: `tests_crashed`, `evaluation_timeout`, `no_report`, `state_too_large`."""
+    """Codes of its EvaluatorErrors: `tests_crashed`, `evaluation_timeout`, `no_report`, `state_too_large`, which are also
+    reasons of a failed verdict; others: `tampered`, `unconfirmed`."""
 
     name = "harbor"
     needs_sandbox = True
@@ -66,38 +82,65 @@ class Harbor:
         for n, path in enumerate(c.exclude):
             check_path(path, f"exclude[{n}]")
         check_path(c.state, "state", folder=True)
+        for path in _own(c):
+            if (c.state.rstrip("/") + "/").startswith(path.rstrip("/") + "/"):
+                raise InvalidTask(
+                    f"{WHERE}.state: '{c.state}' lies in '{path}', which stays the judge's; take another folder"
+                )
         return cls(c)
 
     def evaluate(self, outcome: Outcome) -> Evaluation:
-        evaluation, kept = self._once(outcome, outcome.sandbox(), "tests", spoil=False)
-        if evaluation.outcome_reward and self.config.controls.trials and outcome.another is not None:
-            control, _ = self._once(outcome, outcome.another(), "control1", spoil=True)
-            evaluation.report["controls"] = {
-                "tests": control.report.get("spoiled", 0),
-                "reward": control.outcome_reward,
-            }
-            if control.report.get("spoiled") and (control.outcome_reward or 0) >= evaluation.outcome_reward:
-                message = "the same reward from tests that can't pass"
-                evaluation = _evaluation(
-                    self.config.controls.tampered_reward, {"reason": "tampered", "message": message}
-                )
-        if kept:
-            evaluation.report["kept_pristine"] = kept[:50]
+        ran = self._once(outcome, outcome.sandbox(), "tests", spoil=False)
+        evaluation = self._judged(ran)
+        if (evaluation.outcome_reward or 0) > self.config.controls.floor:
+            evaluation = self._confirm(outcome, evaluation)
+        if ran.kept:
+            evaluation.report["kept_pristine"] = ran.kept[:50]
         return evaluation
 
-    def _once(self, outcome: Outcome, sandbox: Sandbox, name: str, *, spoil: bool) -> tuple[Evaluation, list[str]]:
+    def _judged(self, ran: _Run) -> Evaluation:
+        if ran.evaluation is not None:
+            ran.evaluation.report |= ran.report
+            return ran.evaluation
+        assert ran.error is not None
+        if ran.cause not in self.config.treat_as_failed:
+            raise ran.error
+        return _evaluation(0.0, ran.report | {"reason": ran.error.code, "message": ran.error.message})
+
+    def _confirm(self, outcome: Outcome, evaluation: Evaluation) -> Evaluation:
+        """With every Python test spoiled, the reward can't be as good."""
+        rules = self.config.controls
+        if not rules.trials or outcome.another is None:
+            return evaluation
+        with running.passing(outcome.another()) as sandbox:
+            ran = self._once(outcome, sandbox, "control1", spoil=True)
+        # No reward from tests that fail is less than one; no time to tell is nothing.
+        if ran.error is not None and ran.cause in (None, "timeout"):
+            raise ran.error
+        reward = ran.evaluation.outcome_reward if ran.evaluation is not None else None
+        if ran.spoiled and (reason := controls.not_lower(reward, evaluation.outcome_reward)):
+            fee = rules.tampered_reward if reason == "tampered" else 0.0
+            return _evaluation(fee, {"reason": reason, "message": controls.AS_GOOD})
+        evaluation.report["controls"] = {"tests": ran.spoiled, "reward": reward}
+        return evaluation
+
+    def _once(self, outcome: Outcome, sandbox: Sandbox, name: str, *, spoil: bool) -> _Run:
         c = self.config
-        left = running.left(outcome.remaining)
+
+        def left() -> float:
+            return running.left(outcome.remaining)
+
         kept: list[str] = []
         if outcome.changes is not None:
-            own = [c.tests, c.logs, "/logs", "/solution", "/oracle", *c.exclude]
-            if c.state != "/":
-                own = [p[len(c.state) :].strip("/") for p in own if p.startswith(c.state.rstrip("/") + "/")]
-            kept = state.restore(sandbox, outcome.changes, own, sandbox.ref.workdir, left)
-        spoiled = self._spoil(sandbox, left) if spoil else 0
+            try:
+                kept = state.restore(sandbox, outcome.changes, _own(c), left, protect=c.protect_hooks)
+            except state.TooLarge as e:
+                error = EvaluatorError(str(e), code="state_too_large", retryable=False)
+                return _Run(cause="state_too_large", error=error)
+        spoiled = self._spoil(sandbox) if spoil else 0
         # The verifier's folder is the judge's own: what the image had there is gone.
         sandbox.write(f"{c.logs}/.fresh", b"")
-        made = sandbox.exec(["find", c.logs, "-mindepth", "1", "-delete"], cwd="/", timeout=left)
+        made = sandbox.exec(["find", c.logs, "-mindepth", "1", "-delete"], cwd="/", timeout=left())
         if made.exit_code != 0:
             raise EvaluatorError(f"can't clear {c.logs}: {tail(made)}", code="prepare_failed")
         spec = outcome.task.evaluator
@@ -105,19 +148,17 @@ class Harbor:
             c.command,
             env={**(spec.env if spec else {}), **c.env},
             cwd=c.cwd,
-            timeout=min(c.timeout_seconds or float("inf"), running.left(outcome.remaining)),
+            timeout=min(c.timeout_seconds or float("inf"), left()),
             log=outcome.logs / f"{name}.log",
         )
         sandbox.stop()
-        evaluation = self._read(sandbox, result)
-        if spoil:
-            evaluation.report["spoiled"] = spoiled
-        return evaluation, kept
+        ran = self._read(sandbox, result)
+        ran.kept, ran.spoiled = kept, spoiled
+        ran.report = {"exit_code": result.exit_code, "seconds": round(result.seconds, 3)}
+        return ran
 
-    def _spoil(self, sandbox: Sandbox, left: float) -> int:
+    def _spoil(self, sandbox: Sandbox) -> int:
         """Every Python test fails at its start; how many there are."""
-        import random
-
         with tempfile.TemporaryDirectory() as temp:
             folder = Path(temp) / "tests"
             sandbox.download(self.config.tests, folder, limit=64 << 20)
@@ -134,30 +175,24 @@ class Harbor:
                     count += len(found)
             return count
 
-    def _read(self, sandbox: Sandbox, result: ExecResult) -> Evaluation:
+    def _read(self, sandbox: Sandbox, result: ExecResult) -> _Run:
         c, code = self.config, result.exit_code
-        report: dict[str, Any] = {"exit_code": code, "seconds": round(result.seconds, 3)}
-        excuse: Excuse | None = None
         if result.timed_out:
+            # Only its own limit tells something about the verifier; the evaluation's budget may have gone elsewhere.
             own = c.timeout_seconds is not None and result.seconds >= c.timeout_seconds - 0.5
-            excuse = "timeout" if own else None
-            error = EvaluatorError(
-                f"the verifier ran {result.seconds:.1f} s: {tail(result)}", code="evaluation_timeout"
-            )
-        elif (metrics := self._metrics(sandbox)) is not None:
+            message = f"the verifier ran {result.seconds:.1f} s: {tail(result)}"
+            return _Run(cause="timeout" if own else None, error=EvaluatorError(message, code="evaluation_timeout"))
+        if (metrics := self._metrics(sandbox)) is not None:
             reward = metrics.get(c.reward_key, next(iter(metrics.values())) if len(metrics) == 1 else None)
             if reward is not None:
-                return _evaluation(reward, report | ({"metrics": metrics} if len(metrics) > 1 else {}))
-            error = EvaluatorError(f"reward.json has no '{c.reward_key}': {sorted(metrics)[:10]}", code="no_report")
-            excuse = "no_report"
+                return _Run(evaluation=_evaluation(reward, {"metrics": metrics} if len(metrics) > 1 else {}))
+            message = f"reward.json has no '{c.reward_key}': {sorted(metrics)[:10]}"
         elif code is None or code < 0 or code in c.crash_exit_codes:
-            excuse, error = "crash", EvaluatorError(f"exit code {code}: {tail(result)}", code="tests_crashed")
+            error = EvaluatorError(f"exit code {code}: {tail(result)}", code="tests_crashed")
+            return _Run(cause="crash", error=error)
         else:
             message = f"no reward.txt or reward.json with numbers in {c.logs}: {tail(result)}"
-            excuse, error = "no_report", EvaluatorError(message, code="no_report")
-        if excuse not in c.treat_as_failed:
-            raise error
-        return _evaluation(0.0, report | {"reason": error.code, "message": error.message})
+        return _Run(cause="no_report", error=EvaluatorError(message, code="no_report"))
 
     def _metrics(self, sandbox: Sandbox) -> dict[str, float] | None:
         for name in ("reward.json", "reward.txt"):
@@ -171,6 +206,11 @@ class Harbor:
                     return None
                 return _numbers(target.read_bytes())
         return None
+
+
+def _own(c: Config) -> list[str]:
+    """Paths at which nothing of the agent's is brought in."""
+    return [c.tests, c.logs, "/logs", "/solution", "/oracle", *c.exclude]
 
 
 def _numbers(data: bytes) -> dict[str, float] | None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
 import secrets
+import socket
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from evaluators.judgement import MAX_BYTES, Judgement
+from evaluators.judgement import MAX_BYTES, Judgement, printable
 from polar.errors import EvaluatorError, InvalidTask
 from polar.task import Seconds
 
@@ -63,7 +67,7 @@ def ask(
     text = "\n".join(f"--- {nonce} {name}\n{content}\n--- {nonce} end" for name, content in material.items())
     body: dict[str, Any] = {
         "model": llm.model,
-        "messages": [{"role": "system", "content": system}, {"role": "user", "content": text}],
+        "messages": [{"role": "system", "content": system}, {"role": "user", "content": printable(text)}],
         "max_tokens": llm.max_tokens,
         "response_format": {"type": "json_object"},
     }
@@ -100,19 +104,72 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
+class _Until(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
+    """Connections that end when the time is up. A socket's own timeout begins anew with every byte that it gets."""
+
+    def __init__(self, seconds: float):
+        super().__init__()
+        self.over = False
+        self._ends = time.monotonic() + seconds
+        self._sockets: list[socket.socket] = []
+        self._timer = threading.Timer(seconds, self._end)
+        self._timer.daemon = True
+
+    def __enter__(self) -> _Until:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._timer.cancel()
+        self._timer.join()
+        for sock in self._sockets:
+            sock.close()
+
+    def http_open(self, req: urllib.request.Request) -> Any:
+        return self.do_open(partial(self._made, http.client.HTTPConnection), req)  # type: ignore[arg-type]
+
+    def https_open(self, req: urllib.request.Request) -> Any:
+        return self.do_open(partial(self._made, http.client.HTTPSConnection), req)  # type: ignore[arg-type]
+
+    def _made(self, kind: type[http.client.HTTPConnection], host: str, **options: Any) -> http.client.HTTPConnection:
+        made = kind(host, **options)
+        made._create_connection = self._connect  # type: ignore[attr-defined]
+        return made
+
+    def _connect(self, address: tuple[str, int], _timeout: float, source: Any = None) -> socket.socket:
+        sock = socket.create_connection(address, max(0.01, self._ends - time.monotonic()), source)
+        self._sockets.append(sock.dup())  # TLS takes the other one over
+        if self.over:
+            self._end()
+        return sock
+
+    def _end(self) -> None:
+        self.over = True
+        for sock in list(self._sockets):
+            with contextlib.suppress(OSError):  # it ended by itself
+                sock.shutdown(socket.SHUT_RDWR)
+
+
 def _post(llm: Llm, body: dict[str, Any], key: str, timeout: float) -> bytes:
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
     request = urllib.request.Request(
         f"{llm.url.rstrip('/')}/chat/completions", data=json.dumps(body).encode(), headers=headers
     )
+    timeout = max(0.1, timeout)
+    until = _Until(timeout)
     try:
-        with urllib.request.build_opener(_NoRedirect).open(request, timeout=max(0.1, timeout)) as response:
-            data = response.read(MAX_BYTES + 1)
+        with until:
+            opener = urllib.request.build_opener(_NoRedirect, until)
+            with opener.open(request, timeout=timeout) as response:
+                data = response.read(MAX_BYTES + 1)
+            if until.over:
+                raise TimeoutError
     except urllib.error.HTTPError as e:
         again = e.code in (408, 409, 425, 429) or e.code >= 500
         raise EvaluatorError(f"the judge's model answers {e.code}", code="judge_unavailable", retryable=again) from e
     except (OSError, http.client.HTTPException) as e:
-        raise EvaluatorError(f"the judge's model: {type(e).__name__}: {e}", code="judge_unavailable") from e
+        why = f"no whole answer in {timeout:.1f} s" if until.over else f"{type(e).__name__}: {e}"
+        raise EvaluatorError(f"the judge's model: {why}", code="judge_unavailable") from e
     try:
         content = json.loads(data)["choices"][0]["message"]["content"]
         if not isinstance(content, str):

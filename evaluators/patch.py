@@ -18,19 +18,20 @@ from typing import Any
 from msgspec import Struct, field
 
 from evaluators import runner_config
-from evaluators.patch_rules import PatchRules, Protection
+from evaluators.patch_rules import PatchRules, Protection, parents
 from evaluators.patch_space import Space, tail
 from polar import changes as archive
 from polar.errors import EvaluatorError
 from polar.judge import Changes
+from polar.sandbox import ExecResult
 
 _FILES = "files/"
-_CONFIG_LIMIT = 4 << 20
+CONFIG_LIMIT = 4 << 20
 
 
 class Rejected(Exception):
     """The patch is at fault, and with it the attempt. Codes: `empty_patch`, `patch_too_large`, `patch_does_not_apply`,
-    `patch_touches_protected`, `patch_leaves_repository`."""
+    `patch_touches_protected`, `patch_leaves_repository`, `test_patch_failed`."""
 
     def __init__(self, code: str, message: str):
         super().__init__(message)
@@ -117,7 +118,7 @@ class _State:
             return None
         with tarfile.open(archive, "r:") as tar:
             found = tar.extractfile(_FILES + name)
-            return found.read(_CONFIG_LIMIT) if found else None
+            return readable(found.read(CONFIG_LIMIT + 1)) if found else None
 
     @staticmethod
     def pack(path: Path, names: list[str], target: Path) -> None:
@@ -140,6 +141,11 @@ class _State:
                 out.addfile(info, source)
 
 
+def readable(data: bytes) -> bytes:
+    """A configuration file of the agent's. One too long to be looked at is like nothing that the image can have."""
+    return data if len(data) <= CONFIG_LIMIT else b"\xff"
+
+
 def _size(tar: tarfile.TarFile, member: tarfile.TarInfo) -> int:
     return tar.getmember(member.linkname).size
 
@@ -155,11 +161,7 @@ def extract(
     kept, guarded = _select(space, state, pristine, Protection(rules, tests), rules)
     if changes.truncated:
         raise Rejected("patch_too_large", "the agent's changes are more than is collected")
-    if rules.protect_hooks:
-        for path in [p for p in kept if runner_config.is_shared(p)]:
-            if runner_config.changed(path, space.read(path), state.read(changes.archive, path)):
-                kept.remove(path)
-                guarded.append(path)
+    guard(space, pristine, rules, kept, guarded, lambda path: state.read(changes.archive, path))
     taken = [p for p in [*kept, *guarded] if p in state.files]
     space.open_store()
     with tempfile.TemporaryDirectory() as temp:
@@ -176,6 +178,35 @@ def extract(
     before = dict(_entry(line) for line in space.names("before"))
     # A back-end may send files that are as they were: only a difference is a change.
     patch = Patch(protected=[p for p in guarded if before.get(p) != after.get(p)])
+    finish(space, patch, rules, kept, after)
+    keep("patch.diff", patch.data)
+    return patch
+
+
+def guard(
+    space: Space,
+    pristine: Pristine,
+    rules: PatchRules,
+    kept: list[str],
+    guarded: list[str],
+    read: Callable[[str], bytes | None],
+) -> None:
+    """Move from `kept` to `guarded` what sets up test runners, and what would stand in the place of something guarded.
+    `read` gives a file as the agent left it."""
+    refused: set[str] = set()
+    if rules.protect_hooks:
+        shared = [p for p in kept if runner_config.is_shared(p)]
+        refused |= {p for p in shared if runner_config.changed(p, space.read(p), read(p))}
+    standing = {p for p in [*guarded, *refused] if pristine.is_file(p)}
+    above = {a for p in standing for a in parents(p)}
+    refused |= {p for p in kept if p in above or not standing.isdisjoint(parents(p))}
+    kept[:] = [p for p in kept if p not in refused]
+    guarded += sorted(refused)
+
+
+def finish(space: Space, patch: Patch, rules: PatchRules, kept: list[str], after: dict[str, str]) -> None:
+    """Write the patch: what of `kept` differs from the first tree in the index. `after` has `mode sha` by path, nothing of
+    what is gone. Raises Rejected."""
     if patch.protected and rules.on_protected == "fail":
         raise Rejected("patch_touches_protected", f"the agent changed {', '.join(patch.protected[:5])}")
     zero = "0" * 40
@@ -188,8 +219,6 @@ def extract(
         patch.data = space.get("patch", rules.limit_bytes)
     except OverflowError:
         raise Rejected("patch_too_large", f"the patch is larger than {rules.limit_bytes} bytes") from None
-    keep("patch.diff", patch.data)
-    return patch
 
 
 def _entry(line: str) -> tuple[str, str]:
@@ -235,41 +264,38 @@ def _select(
     return kept, guarded
 
 
-def apply(space: Space, data: bytes, name: str, *, three_way: bool = False, keep_out: list[str] | None = None) -> None:
+def apply(space: Space, data: bytes, name: str, *, three_way: bool = False) -> None:
     """Apply a patch to the work tree. Raises Rejected: `patch_leaves_repository`, `patch_does_not_apply`."""
     if not data.strip():
         return
     space.put(name, data)
-    outs = "".join(f" --exclude={_quote(g)}" for g in keep_out or [])
-    r = space.sh(_APPLY.replace("$OUT", outs), name, check=False)
+    r = space.sh(_APPLY, name, check=False)
     if r.exit_code and three_way:
-        first = tail(r)
-        r = space.sh(_THREE_WAY.replace("$OUT", outs), name, check=False)
+        first = r
+        r = space.sh(_THREE_WAY, name, check=False)
         if r.exit_code:
-            raise Rejected(_why(first), f"{name}: {first}")
+            raise refusal(name, first)
     if r.exit_code:
-        raise Rejected(_why(tail(r)), f"{name}: {tail(r)}")
+        raise refusal(name, r)
 
 
 _APPLY = """
 unset GIT_DIR; [ -d "$D/git" ] || $G init -q --bare --template= "$D/git"
-export GIT_DIR="$D/git" GIT_WORK_TREE="$PWD" && $G apply --whitespace=nowarn$OUT "$D/$1"
+export GIT_DIR="$D/git" GIT_WORK_TREE="$PWD" && $G apply --whitespace=nowarn "$D/$1"
 """
 # The repository's own objects hold the versions that the patch was made against; its index is not used.
 _THREE_WAY = """
 export GIT_INDEX_FILE="$D/index.3way" && $G read-tree HEAD && $G apply --numstat -z "$D/$1" | tr '\\0' '\\n' |
 cut -f 3 | tr '\\n' '\\0' >"$D/wanted" && $G update-index --add --remove -z --stdin <"$D/wanted" &&
-$G apply --3way --whitespace=nowarn$OUT "$D/$1"
+$G apply --3way --whitespace=nowarn "$D/$1"
 """
 
 
-def _why(text: str) -> str:
+def refusal(name: str, r: ExecResult) -> Rejected:
+    """What git said about a patch."""
     inside = ("invalid path", "beyond a symbolic link", "outside")
-    return "patch_leaves_repository" if any(w in text for w in inside) else "patch_does_not_apply"
-
-
-def _quote(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"
+    leaves = any(w in tail(r) for w in inside)
+    return Rejected("patch_leaves_repository" if leaves else "patch_does_not_apply", f"{name}: {tail(r)}")
 
 
 def _join(root: str, path: str) -> str:

@@ -83,13 +83,15 @@ class Protection:
         self._exclude = matcher([*LITTER, *rules.exclude])
         self._protect = matcher([*rules.protect, *(HOOKS if rules.protect_hooks else []), *test_places(tests)])
         self._shadows = rules.protect_hooks
+        # As a file or a link, each would keep the judge from putting its tests there, or lead them elsewhere.
+        self._parents = {folder for test in tests for folder in parents(test)}
 
     def excluded(self, path: str) -> bool:
         return self._exclude is not None and self._exclude.match(path) is not None
 
     def protected(self, path: str, known: Callable[[str], bool]) -> bool:
         """`known`: does the pristine repository have this file or folder?"""
-        if self._protect is not None and self._protect.match(path):
+        if path in self._parents or (self._protect is not None and self._protect.match(path)):
             return True
         return self._shadows and (module := shadowing(path)) is not None and not known(module)
 
@@ -102,6 +104,11 @@ def test_places(tests: list[str]) -> list[str]:
         deep = next((n for n, part in enumerate(parts[:-1]) if part.lower() in _TEST_FOLDERS), None)
         out.append(_literal("/".join(parts if deep is None else parts[: deep + 1])))
     return sorted(set(out))
+
+
+def parents(path: str) -> list[str]:
+    """The folders above a path."""
+    return [path[:n] for n, c in enumerate(path) if c == "/"]
 
 
 def _literal(path: str) -> str:

@@ -40,8 +40,9 @@ class Space:
         if made.exit_code != 0 or not self.folder.startswith("/"):
             raise EvaluatorError(f"can't make a folder in the judge's sandbox: {self.folder or made.exit_code}")
 
-    def sh(self, script: str, *arguments: str, cwd: str | None = None, check: bool = True) -> ExecResult:
-        """Run a script with $D, the folder, and `$G`, a git that knows no configuration but ours."""
+    def sh(self, script: str, *arguments: str, check: bool = True, limit: float = float("inf")) -> ExecResult:
+        """Run a script with $D, the folder, and `$G`, a git that knows no configuration but ours. One that runs for `limit`
+        seconds has failed."""
         git = "git " + " ".join(f"-c {k}={v}" for k, v in _CONFIG.items())
         r = self.sandbox.exec(
             ["sh", "-c", script, "polar", *arguments],
@@ -49,12 +50,12 @@ class Space:
                 "D": self.folder, "G": git, "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": "/dev/null", "LC_ALL": "C",
                 "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "HOME": self.folder, "GIT_ATTR_NOSYSTEM": "1",
             },
-            cwd=cwd or self.repo,
-            timeout=self._left(),
+            cwd=self.repo,
+            timeout=min(limit, self._left()),
         )  # fmt: skip
+        if r.timed_out and (check or r.seconds < limit - 0.5):
+            raise EvaluatorError("no time left while the patch was made", code="evaluation_timeout")
         if check and r.exit_code != 0:
-            if r.timed_out:
-                raise EvaluatorError("no time left while the patch was made", code="evaluation_timeout")
             raise EvaluatorError(
                 f"preparing the judge's sandbox failed: {tail(r) or r.exit_code}", code="prepare_failed"
             )

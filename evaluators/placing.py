@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from evaluators import runner_config
@@ -37,9 +38,22 @@ def restore(sandbox: Sandbox, paths: list[str], artifacts: dict[str, Path]) -> l
     return missing
 
 
+def stand_ins(paths: Iterable[str], links: set[str]) -> set[str]:
+    """Those of `paths` (relative to a folder on the import path; `links`: those that are links) by which Python would import
+    something else than a test runner's module. Without them a folder of such a name stands in for nothing."""
+    found = set()
+    for path in paths:
+        module = shadowing(path, runners_only=True)
+        if module is None and path in links:  # to a package, perhaps
+            module = shadowing(f"{path}/__init__.py", runners_only=True)
+        if module is not None and (path == module or path.startswith(f"{module}/__init__.")):
+            found.add(path)
+    return found
+
+
 def without_hooks(sandbox: Sandbox, paths: list[str], artifacts: dict[str, Path]) -> list[str]:
     """Take out of collected folders, on this host, what would start with a test runner or an interpreter, or stand in for
-    one: hooks, modules of their names, and files whose part for test runners differs from the image's. Returns what went."""
+    one: hooks, new modules of their names, and files whose part for test runners differs from the image's. Returns what went."""
     hooks = matcher(HOOKS)
     assert hooks is not None
     gone = []
@@ -47,9 +61,14 @@ def without_hooks(sandbox: Sandbox, paths: list[str], artifacts: dict[str, Path]
         folder = artifacts.get(path)
         if folder is None or folder.is_symlink() or not folder.is_dir():
             continue
-        for found in sorted(p for p in folder.rglob("*") if p.is_symlink() or not p.is_dir()):
-            name = found.relative_to(folder).as_posix()
-            if hooks.match(name) or shadowing(name, runners_only=True) or name.endswith(".pyc"):
+        names = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_symlink() or not p.is_dir()}
+        planted = {
+            n
+            for n in stand_ins(names, {n for n, p in names.items() if p.is_symlink()})
+            if _read(sandbox, posixpath.join(path, n)) is None
+        }
+        for name, found in sorted(names.items()):
+            if hooks.match(name) or name in planted or name.endswith(".pyc"):
                 found.unlink()
                 gone.append(posixpath.join(path, name))
             elif runner_config.is_shared(name) and not found.is_symlink():

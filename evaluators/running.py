@@ -111,6 +111,12 @@ def read(sandbox: Sandbox, report: Report, path: str, result: ExecResult) -> Fin
         return report.parse(target.read_bytes())
 
 
+def share(budget: float, runs: int) -> float:
+    """Seconds for one run where `runs` of them must fit into an evaluation's budget. From the whole budget, not from what
+    is left of it: how long tests may take must not depend on what went wrong before."""
+    return budget / runs
+
+
 def left(remaining: Callable[[], float]) -> float:
     """Raises EvaluatorError when nothing is left."""
     seconds = remaining()

@@ -8,17 +8,17 @@ from __future__ import annotations
 import posixpath
 import tempfile
 from collections import Counter
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from evaluators import controls, patch, running
+from evaluators import controls, patch, patch_file, running
 from evaluators.controls import Edit, Tampered, Unconfirmed
 from evaluators.patch import Patch, Rejected
-from evaluators.patch_rules import Protection
 from evaluators.patch_space import Space
 from evaluators.reports import FRESH, Status
 from evaluators.running import Ran
-from evaluators.swe_config import Config, load, patched
+from evaluators.swe_config import Config, load
 from evaluators.swe_grading import evaluation, grade
 from polar.errors import EvaluatorError, NotFound
 from polar.judge import Outcome
@@ -56,8 +56,11 @@ class _Case:
     def __init__(self, config: Config, outcome: Outcome):
         self.config, self.outcome = config, outcome
         self.patch = Patch()
+        self.tests = config.tests()
         self.runs: list[dict[str, Any]] = []
-        self._first: Space | None = None
+        # A hanging run must leave time for one without the patch, and a good one for its control runs and a repetition.
+        budget, runs = outcome.task.evaluation_timeout_seconds, config.reruns.n + config.controls.trials + 2
+        self.limit = config.timeout_seconds or running.share(budget, runs)
 
     def left(self) -> float:
         return running.left(self.outcome.remaining)
@@ -66,6 +69,7 @@ class _Case:
         try:
             space = self._space(self.outcome.sandbox())
             self._check_base(space)
+            self.tests = sorted({*self.tests, *patch_file.named(space, "test.diff", self.config.test_patch.encode())})
             self.patch = self._get_patch(space)
             if not self.patch.data.strip() and not self.config.run_empty:
                 raise Rejected("empty_patch", "the agent changed nothing that counts")
@@ -74,10 +78,10 @@ class _Case:
                 return self._blame(ran)
             code = ran.result.exit_code or 0
             result = grade(self.config, statuses, code)
+            if result.outcome_reward:
+                result = self._confirm(result, statuses)
         except Rejected as e:
             return self._failed(e.code, e.message)
-        if result.outcome_reward:
-            result = self._confirm(result, statuses)
         result.report |= {"patch": self.patch.report(), "runs": self.runs}
         return result
 
@@ -99,23 +103,16 @@ class _Case:
                 raise EvaluatorError(message, code="wrong_base", retryable=False)
 
     def _get_patch(self, space: Space) -> Patch:
-        rules, tests = self.config.patch, self.config.tests()
+        rules = self.config.patch
+        keep = lambda name, data: (self.outcome.logs / name).write_bytes(data)  # noqa: E731
         if rules.source == "changes":
-            keep = lambda name, data: (self.outcome.logs / name).write_bytes(data)  # noqa: E731
-            return patch.extract(space, self.outcome.changes, rules, tests, keep)
+            return patch.extract(space, self.outcome.changes, rules, self.tests, keep)
         host = self.outcome.artifacts.get(rules.source)
         if host is None or host.is_symlink() or not host.is_file():
             raise Rejected("empty_patch", f"the agent left no file at {rules.source}")
         if host.stat().st_size > rules.limit_bytes:
             raise Rejected("patch_too_large", f"the patch is larger than {rules.limit_bytes} bytes")
-        found = Patch(data=host.read_bytes())
-        found.files = patched(found.data.decode("utf-8", "surrogateescape"))
-        (self.outcome.logs / "patch.diff").write_bytes(found.data)
-        protection, pristine = Protection(rules, tests), patch.Pristine(space)
-        found.protected = [p for p in found.files if protection.protected(p, pristine.has)]
-        if found.protected and rules.on_protected == "fail":
-            raise Rejected("patch_touches_protected", f"the patch changes {', '.join(found.protected[:5])}")
-        return found
+        return patch_file.take(space, host.read_bytes(), rules, self.tests, keep, limit=self.limit)
 
     # -- runs
 
@@ -143,19 +140,23 @@ class _Case:
 
     def _fresh_run(self, name: str, agent: Patch, edit: Edit | None = None) -> Ran:
         """In a sandbox of its own, which goes right after."""
+        with self._another() as sandbox:
+            return self._run(self._space(sandbox), name, agent, edit)
+
+    def _another(self) -> AbstractContextManager[Sandbox]:
         if self.outcome.another is None:
             raise EvaluatorError("no second sandbox can be had here", retryable=False)
-        with running.passing(self.outcome.another()) as sandbox:
-            return self._run(self._space(sandbox), name, agent, edit)
+        return running.passing(self.outcome.another())
 
     def _run(self, space: Space, name: str, agent: Patch, edit: Edit | None = None) -> Ran:
         """The tests over the pristine repository with a patch, in a sandbox of their own."""
         c = self.config
-        patch.apply(space, agent.data, "agent.diff", three_way=c.patch.source != "changes", keep_out=agent.protected
-                    if c.patch.source != "changes" else None)  # fmt: skip
+        patch.apply(space, agent.data, "agent.diff")
         try:
-            patch.apply(space, c.test_patch.encode(), "test.diff", three_way=True)
+            self._apply_tests(space)
         except Rejected as e:
+            if agent.data.strip() and self._tests_apply_alone():
+                raise Rejected("test_patch_failed", f"only with the agent's patch: {e.message}") from e
             raise EvaluatorError(f"the test patch: {e.message}", code="test_patch_failed", retryable=False) from e
         for f in c.files:
             space.sandbox.write(posixpath.join(c.repo, f.target), f.content.encode(), mode=f.mode)
@@ -170,7 +171,7 @@ class _Case:
             report_path=f"{space.folder}/report" if wanted == FRESH else posixpath.join(c.repo, wanted),
             env={**_ENV, **(spec.env if spec else {}), **c.env},
             cwd=c.repo,
-            limit=c.timeout_seconds,
+            limit=self.limit,
             left=self.left,
             log=self.outcome.logs / f"{name}.log",
             crash_codes=c.crash_exit_codes,
@@ -184,9 +185,20 @@ class _Case:
         self.runs.append(line)
         return ran
 
+    def _apply_tests(self, space: Space) -> None:
+        patch.apply(space, self.config.test_patch.encode(), "test.diff", three_way=True)
+
+    def _tests_apply_alone(self) -> bool:
+        with self._another() as sandbox:
+            try:
+                self._apply_tests(self._space(sandbox))
+            except Rejected:
+                return False
+        return True
+
     def _edit(self, space: Space, edit: Edit) -> None:
         with tempfile.TemporaryDirectory() as temp:
-            for n, path in enumerate(self.config.tests()):
+            for n, path in enumerate(self.tests):
                 inside, host = posixpath.join(self.config.repo, path), Path(temp) / str(n)
                 try:
                     cut = space.sandbox.download(inside, host, limit=_FILE_LIMIT)
@@ -216,7 +228,8 @@ class _Case:
 
         def trial(edit: Edit, name: str) -> dict[str, Status] | None:
             ran = self._fresh_run(name, self.patch, edit)
-            if ran.error is not None and ran.excuse in (None, "timeout"):
+            # The first run came to its end within the same limit: to hang in this one is no way out of it.
+            if ran.error is not None and ran.excuse is None:
                 raise ran.error
             return ran.findings.tests if ran.findings else None
 

@@ -40,9 +40,10 @@ class TestFile(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
 class Config(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
     """`repo`: the repository's folder. `fail_to_pass`, `pass_to_pass`: full test ids as the report tells them. Tests come
     from `test_patch` and `files`; `test_files`: further paths of tests that the image has. `report` says how the output of
-    `test_command` is read. `partial`: reward for a part of fail_to_pass, or of all tests. `timeout_seconds` bounds one run.
-    `run_empty`: run the tests although nothing changed. `treat_as_failed`: what is the agent's failure at once; otherwise
-    the tests are tried without its patch, and a crash that comes with the patch only is its failure."""
+    `test_command` is read. `partial`: reward for a part of fail_to_pass, or of all tests. `timeout_seconds` bounds one run;
+    by default it is a share of the evaluation's budget. `run_empty`: run the tests although nothing changed.
+    `treat_as_failed`: what is the agent's failure at once; otherwise the tests are tried without its patch, and a crash that
+    comes with the patch only is its failure."""
 
     test_command: Annotated[str, Meta(min_length=1)]
     fail_to_pass: Annotated[list[str], Meta(min_length=1)]
@@ -72,7 +73,7 @@ class Config(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
 
 
 def patched(diff: str) -> list[str]:
-    """Paths that a patch names, as it writes them."""
+    """Paths that a patch names, as it writes them. Of a data set's patch only: git may read them otherwise."""
     out: set[str] = set()
     for m in _HEADER.finditer(diff):
         if m[0].startswith("diff --git "):

@@ -87,7 +87,7 @@ class TestOnOutput:
         hooks = without_hooks(sandbox, self.config.collect, outcome.artifacts) if self.config.protect_hooks else []
         ran, missing = self._run(outcome, sandbox, "tests")
         evaluation = self._judge(ran)
-        if evaluation.outcome_reward and ran.findings is not None:
+        if (evaluation.outcome_reward or 0) > self.config.controls.floor and ran.findings is not None:
             evaluation = self._confirm(outcome, evaluation, ran.findings.tests)
         if hooks:
             evaluation.report["protected"] = hooks[:50]
@@ -153,9 +153,10 @@ class TestOnOutput:
         ran = again(edit, "control1")
         if ran.error is not None and ran.excuse in (None, "timeout"):
             raise ran.error
-        reward = 0.0 if ran.error is not None else self._judge(ran).outcome_reward or 0.0
-        if spoiled and reward >= (evaluation.outcome_reward or 0.0):
-            return grading.failed("tampered: as good with tests that can't pass", self.config.controls.tampered_reward)
+        reward = None if ran.error is not None else self._judge(ran).outcome_reward
+        if spoiled and (reason := controls.not_lower(reward, evaluation.outcome_reward)):
+            fee = self.config.controls.tampered_reward if reason == "tampered" else 0.0
+            return grading.failed(f"{reason}: {controls.AS_GOOD}", fee)
         evaluation.report["controls"] = {"trials": 1, "tests": spoiled, "kind": "spoiled"}
         return evaluation
 

@@ -123,8 +123,12 @@ def apply(sandbox: Sandbox, archive: Path, under: str, *, timeout: float, exclud
     Raises InfraError (`apply_failed`).
     """
 
+    left_out = frozenset(exclude)
+
     def wanted(path: str) -> bool:
-        return not any(path == e or path.startswith(e + "/") for e in exclude)
+        while path and path not in left_out:
+            path = path.rpartition("/")[0]
+        return not path
 
     def listed(names: Iterable[str]) -> bytes:
         return encode("./" + n for n in names if wanted(n))

@@ -18,6 +18,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import redis
@@ -114,7 +115,8 @@ class ResultsConsumer:
         self.idle_consumer = idle_consumer_seconds
         self.redis: Any = connect(store_url)
         self.objects = open_objects(objects_url)
-        self._scripts = {n: register(self.redis, f"results_{n}") for n in ("ack", "hold", "return", "tidy")}
+        scripts = ("ack", "claim", "hold", "retry", "return", "tidy")
+        self._scripts = {n: register(self.redis, f"results_{n}") for n in scripts}
         self._holder = Holder(self._hold, min_idle_seconds / 3)
         # Only a consumer that had a life before holds anything under its name.
         self._history: str | None = "0" if consumer else None
@@ -155,17 +157,17 @@ class ResultsConsumer:
             self._history = None
         now = time.monotonic()
         if now >= self._claim_at:
-            cursor, entries, *_ = self.redis.xautoclaim(
-                self.stream, self.group, self.name, int(self.min_idle * 1000), self._claim_cursor, count=1
-            )
+            args = [self.group, self.name, int(self.min_idle * 1000), self._claim_cursor]
+            cursor, entries, *_ = self._scripts["claim"](keys=[self.stream, self._failures], args=args)
             self._claim_cursor = cursor.decode()
             if self._claim_cursor == "0-0":
                 self._claim_at = now + min(5.0, self.min_idle / 2)
                 self._tidy(now)
-            if entries and entries[0][0] is not None:
-                entry, fields = entries[0]
+            if entries and entries[0] is not None:
+                entry, flat = entries[0]
+                fields = dict(zip(flat[::2], flat[1::2], strict=True))
                 # A pause of the whole process may let our own go idle; it is still being worked on.
-                return None if self._holder.has(entry.decode()) else (entry.decode(), fields or {}, True)
+                return None if self._holder.has(entry.decode()) else (entry.decode(), fields, True)
             if self._claim_cursor != "0-0":
                 return None
         wait = max(0.001, min(_BLOCK, self._claim_at - now, _BLOCK if deadline is None else deadline - now))
@@ -221,7 +223,7 @@ class ResultsConsumer:
 
     def _return(self, delivery: Delivery, reason: str, delay: float, *, count: bool) -> None:
         self._holder.drop(delivery.id)
-        idle = max(0, int((self.min_idle - delay) * 1000))
+        idle = int((self.min_idle - delay) * 1000)
         args = [self.group, self.name, delivery.id, idle, self.max_failures if count else 0, reason[:1000]]
         keys = [self.stream, self._failures, self._dead]
         outcome = self._retried(lambda: self._scripts["return"](keys=keys, args=args))
@@ -238,14 +240,14 @@ class ResultsConsumer:
         return [Dead(**json.loads(i)) for i in items]
 
     def retry_dead(self) -> int:
-        """Put the dead references back into the queue. Returns how many."""
-        items = self._retried(lambda: self.redis.lrange(self._dead, 0, -1))
-        for item in items:
-            pipe = self.redis.pipeline(transaction=True)
-            pipe.lrem(self._dead, 1, item)
-            pipe.xadd(self.stream, json.loads(item)["fields"])
-            pipe.execute()
-        return len(items)
+        """Put the dead references back into the queue, each once whoever else does the same. Returns how many."""
+        there = left = self._retried(lambda: self.redis.llen(self._dead))
+        while left > 0 and (taken := self._retried(partial(self._retry, min(left, 500)))):
+            left -= taken
+        return there - left
+
+    def _retry(self, most: int) -> int:
+        return self._scripts["retry"](keys=[self.stream, self._dead], args=[most])
 
     @property
     def _failures(self) -> str:

@@ -11,14 +11,24 @@ import redis
 
 from polar.errors import PolarError
 
-log = logging.getLogger("polar.client")
+log = logging.getLogger("polar.store")
 T = TypeVar("T")
 
-_AWAY = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.ReadOnlyError)
+# What the server, or the way to it, is over when it is back. A full one takes no writes until something is removed.
+AWAY = (
+    redis.ConnectionError,
+    redis.TimeoutError,
+    redis.exceptions.ReadOnlyError,
+    redis.exceptions.OutOfMemoryError,
+)
+
+
+def _nothing() -> None:
+    pass
 
 
 def patiently(
-    call: Callable[[], T], deadline: float | None, *, rejoin: Callable[[], None], stopped: Callable[[], bool]
+    call: Callable[[], T], deadline: float | None, *, rejoin: Callable[[], None] = _nothing, stopped: Callable[[], bool]
 ) -> T:
     """The answer of `call`, which must be safe to repeat, tried until `deadline` (monotonic; None: for ever). `rejoin` is
     called when the server says that its consumer group is gone. Raises PolarError `store_unavailable` at the end."""
@@ -31,7 +41,7 @@ def patiently(
             return call()
         except redis.RedisError as e:
             lost = lost or "NOGROUP" in str(e)
-            if not lost and not isinstance(e, _AWAY):
+            if not lost and not isinstance(e, AWAY):
                 raise
             if stopped() or (deadline is not None and time.monotonic() + pause > deadline):
                 raise PolarError(f"the session store is away: {e}", code="store_unavailable", retryable=True) from e

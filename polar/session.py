@@ -16,7 +16,7 @@ STATES: tuple[State, ...] = ("PENDING", "ADMITTED", "INITIALIZING", "READY", "RU
 
 class Session(Struct, kw_only=True, omit_defaults=True):
     """A reading of the record. Times are Unix seconds on the store's clock, 0 where it hasn't happened (in this
-    attempt). `fence` counts the workers that held it; `error` is the last attempt's."""
+    attempt). `fence` grows with each worker that takes it; `error` is the last attempt's."""
 
     session_id: str
     task_id: str

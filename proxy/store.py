@@ -57,7 +57,7 @@ class Store:
             self._grants[key] = grant
             if len(self._grants) > _GRANTS:
                 self._grants.popitem(last=False)
-        if grant.expires_at and time.time() > grant.expires_at:
+        if grant.expires_at and self._capture.now() > grant.expires_at:
             raise gone("this session's time is over")
         return grant
 

@@ -108,7 +108,11 @@ def run(
         started = not (code in (126, 127) and b"OCI " in frames.engine_said)
     if not started and code != 0:
         output.feed(frames.engine_said)
-        return _engine_failure(output.tail.decode("utf-8", "replace").strip())
+        said = output.tail.decode("utf-8", "replace").strip()
+        if late := _TOO_LATE.search(said):
+            output.forget()
+            raise Ended(f"Docker engine: {late[0]}", code="exec_failed")
+        return _engine_failure(said)
     return code
 
 
@@ -226,6 +230,4 @@ def _engine_failure(text: str) -> int:
     for words, code in _OWN:
         if words in text:
             return 126 if "chdir to cwd" in text else code
-    if _TOO_LATE.search(text):
-        raise Ended(f"Docker engine: {text[-300:]}", code="exec_failed")
     raise InfraError(f"Docker engine: {text[-300:]}", code="exec_failed")

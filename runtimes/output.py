@@ -39,6 +39,17 @@ class Output:
             except OSError:
                 self._log_left = 0
 
+    def forget(self) -> None:
+        """All of it so far: it was the engine's, of a command that never began."""
+        self.total, self._log_left = 0, self._log_limit
+        self._tail.clear()
+        if self._file:
+            try:
+                self._file.seek(0)
+                self._file.truncate()
+            except OSError:
+                self._log_left = 0
+
     @property
     def tail(self) -> bytes:
         return bytes(self._tail[-self._limit :]) if self._limit else b""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from evaluators.registry import load_evaluator
 from polar.config import Settings
 from polar.errors import Conflict, InvalidConfig, InvalidTask
@@ -31,7 +29,7 @@ def open(store: SessionStore, capture: CaptureStore, settings: Settings, task: T
     if task.evaluator:
         load_evaluator(task.evaluator)
     session = store.open_capture(task)
-    grant = Grant.of(task, session.session_id, session.attempt, time.time() + task.timeout_seconds)
+    grant = Grant.of(task, session.session_id, session.attempt, capture.now() + task.timeout_seconds)
     capability = capture.mint(grant)
     return session, f"{settings.proxy_url.rstrip('/')}/s/{capability}", capability
 

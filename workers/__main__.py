@@ -123,10 +123,10 @@ def _beat(ctx: Context, slots: int) -> None:
         try:
             if time.monotonic() - checked > 30 or not backends:
                 backends, checked = cleaning.backends(ctx), time.monotonic()
-            known = ctx.store.redis.sismember(ctx.keys.nodes, ctx.node)
-            ctx.store.node_beat(ctx.node, ctx.settings.ready_places, slots, backends)
+            known = ctx.lively.redis.sismember(ctx.keys.nodes, ctx.node)
+            ctx.lively.node_beat(ctx.node, ctx.settings.ready_places, slots, backends)
             if not known:
-                ctx.store.ring()
+                ctx.lively.ring()
         except Exception as e:
             logging.getLogger("polar.beat").warning("%s", e)
         ctx.stopping.wait(BEAT_SECONDS)

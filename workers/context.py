@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 from celery import Celery
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from polar.config import Settings
-from polar.errors import InfraError
+from polar.errors import InfraError, LeaseLost, PolarError
 from polar.objects import ObjectStore, open_objects
+from polar.patience import patiently
 from polar.sandbox import (
     LABEL_ATTEMPT,
     LABEL_NAMESPACE,
@@ -33,6 +38,11 @@ from runtimes.warm import WarmRuntime, WarmRuntimes
 from workers.app import make_app
 from workers.leases import Held, LeaseKeeper
 from workers.scratch import Scratch
+
+T = TypeVar("T")
+
+# A worker that was asked to end while the store is away waits for it no longer than this (seconds).
+STOP_PATIENCE = 5.0
 
 
 class Context:
@@ -55,6 +65,13 @@ class Context:
         return SessionStore(connect(self.settings.store_url, max_connections=4096), self.keys)
 
     @cached_property
+    def lively(self) -> SessionStore:
+        """The store for signs of life: they rather try again than wait for a server that hangs."""
+        limit = min(5.0, max(1.0, self.settings.lease_seconds / 5))
+        options = {"socket_timeout": limit, "socket_connect_timeout": limit, "retry": Retry(NoBackoff(), 0)}
+        return SessionStore(connect(self.settings.store_url, **options), self.keys)
+
+    @cached_property
     def capture(self) -> CaptureStore:
         return CaptureStore(self.store.redis, self.keys)
 
@@ -68,7 +85,7 @@ class Context:
 
     @cached_property
     def leases(self) -> LeaseKeeper:
-        return LeaseKeeper(self.store, self.settings.lease_seconds)
+        return LeaseKeeper(self.lively, self.settings.lease_seconds)
 
     @property
     def proxy(self) -> ProxyEndpoint | None:
@@ -100,6 +117,24 @@ class Context:
             yield held
         finally:
             self.leases.drop(held)
+
+    def persist(self, held: Held, call: Callable[[], T]) -> T:
+        """The answer of a call to the store that is safe to repeat, waited for over an outage: an attempt outlives it, since
+        its lease does. Raises LeaseLost if the session went on without us, `store_unavailable` if this worker ends."""
+        asked = 0.0  # when the worker's end was first noticed
+
+        def stopped() -> bool:
+            nonlocal asked
+            if self.stopping.is_set():
+                asked = asked or time.monotonic()
+            return held.lost.is_set() or (asked > 0 and time.monotonic() - asked > STOP_PATIENCE)
+
+        try:
+            return patiently(call, None, stopped=stopped)
+        except PolarError as e:
+            if held.lost.is_set() and e.code == "store_unavailable":
+                raise LeaseLost(f"session {held.session_id}: the lease ended while the store was away") from e
+            raise
 
     def folder(self) -> AbstractContextManager[Path]:
         """A private scratch folder on this host."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 
+from redis.exceptions import RedisError
+
 from polar.codec import pack
-from polar.errors import InfraError, LeaseLost
+from polar.errors import InfraError, LeaseLost, NotFound
 from polar.sandbox import Sandbox
 from polar.session import Session
 from polar.store.sessions import Hint
@@ -27,23 +29,25 @@ def init(ctx: Context, session_id: str) -> None:
     sandbox: Sandbox | None = None
     with ctx.held(s) as held:
         try:
-            task = ctx.store.task(s.task_id)
+            task = ctx.persist(held, lambda: ctx.store.task(s.task_id))
             sandbox = _prepare(ctx, s, task, held)
             if ctx.stopping.is_set():
                 raise Shutdown("the worker was stopped")
             if held.lost.is_set():
                 raise LeaseLost(s.session_id)
-            state = ctx.store.advance(s, "READY", sandbox=pack(sandbox.ref))
+            ref = pack(sandbox.ref)
+            state = ctx.persist(held, lambda: ctx.store.advance(s, "READY", sandbox=ref))
         except LeaseLost:
-            if sandbox:
+            if sandbox and not _handed_on(ctx, s, sandbox):
                 discard(sandbox)
             return
         except Exception as e:
-            if sandbox:
+            if sandbox and not _handed_on(ctx, s, sandbox):
                 discard(sandbox)
             # A step that was stopped for the worker's end has not failed by itself.
             error = Shutdown("the worker was stopped") if ctx.stopping.is_set() else e
-            fail_attempt(ctx, s, as_error(error, "init"))
+            failed = as_error(error, "init")
+            ctx.persist(held, lambda: fail_attempt(ctx, s, failed))
             return
     if state == "READY":
         send(ctx.app, [Hint(queue_for("run", ctx.node), "run", session_id)])
@@ -72,6 +76,18 @@ def _prepare(ctx: Context, s: Session, task: TaskRequest, held: Held) -> Sandbox
         discard(sandbox)
         raise
     return sandbox
+
+
+def _handed_on(ctx: Context, s: Session, sandbox: Sandbox) -> bool:
+    """Whether the session is READY with this sandbox, or already further: the answer that said so may be lost. While nobody
+    knows, the sandbox is left to the sweep."""
+    try:
+        now = ctx.store.session(s.session_id)
+    except NotFound:
+        return False
+    except RedisError:
+        return True
+    return now.attempt_id == s.attempt_id and now.sandbox == pack(sandbox.ref)
 
 
 def _unwanted(ctx: Context, held: Held) -> bool:

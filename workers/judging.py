@@ -5,10 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
+from evaluators.judgement import checked, printable
 from evaluators.registry import load_evaluator
 from polar.codec import pack, unpack
 from polar.errors import EvaluatorError, PolarError
@@ -18,15 +22,21 @@ from polar.sandbox import LABEL_NODE, Sandbox, SandboxRef
 from polar.session import Session
 from polar.task import RuntimeSpec, TaskRequest
 from polar.trace import Trajectory
+from reconstruction.rewards import UNJUDGED
 from runtimes.prepare import run_prepare
 from workers.cleanup import discard
 from workers.collect import restore
 from workers.context import Context
+from workers.failures import Shutdown
 from workers.report import RunReport
 
 log = logging.getLogger("polar.judging")
 
+T = TypeVar("T")
+
 _ROOM_MB = 64  # for the evaluation's own files
+_OVERTIME = 60.0  # seconds beyond its budget after which an evaluator is held not to return
+_PROBE = 10.0  # seconds that a prewarmed sandbox may take to show that it works
 
 # How a run may have ended for its outcome to be worth judging.
 JUDGED = {"finished", "agent_error", "agent_timeout", "turn_limit", "token_limit", "context_overflow"}
@@ -110,7 +120,8 @@ def prewarm(ctx: Context, s: Session, task: TaskRequest) -> Prewarm | NoPrewarm:
 def judge(
     ctx: Context, s: Session, task: TaskRequest, report: RunReport, trajectory: Trajectory, folder: Path
 ) -> Evaluation:
-    """The verdict. Never raises for what an evaluator does: that is `evaluator_error`, with no reward."""
+    """The verdict. Never raises for what an evaluator does: that is `evaluator_error`, with no reward. Raises Shutdown if it
+    failed while the worker ends."""
     if task.evaluator is None or report.termination not in JUDGED:
         return Evaluation(verdict="not_evaluated")
     name, tries = task.evaluator.name, task.evaluator.max_attempts
@@ -122,14 +133,18 @@ def judge(
         try:
             evaluation = _once(ctx, s, task, report, trajectory, folder / f"try{attempt}", deadline, attempt)
             evaluation.evaluator, evaluation.attempts = name, attempt
+            if evaluation.verdict in UNJUDGED:
+                evaluation.outcome_reward = evaluation.trace_rewards = None
             return evaluation
         except Exception as e:
             error = _error(e)
             log.warning(
                 "evaluation of %s failed (%d of %d): %s: %s", s.attempt_id, attempt, tries, error.code, error.message
             )
-            if not error.retryable or ctx.stopping.is_set():
+            if not error.retryable:
                 break
+            if ctx.stopping.is_set():  # it may have failed for that
+                raise Shutdown("the worker was stopped during the evaluation") from e
     error = error or ErrorInfo(code="evaluation_timeout", message="no time left to evaluate", stage="postrun")
     return Evaluation(verdict="evaluator_error", evaluator=name, attempts=attempt, error=error)
 
@@ -149,38 +164,100 @@ def _once(
     folder.mkdir(parents=True)
     logs = folder / "logs"
     logs.mkdir()
-    made: list[Sandbox] = []
-    if n == 1 and report.prewarmed:
-        ref = unpack(report.prewarmed, SandboxRef)
-        if ref.labels.get(LABEL_NODE) == ctx.node:
-            made.append(ctx.runtime(ref.backend).attach(ref))
-
-    def another() -> Sandbox:
-        made.append(fresh_sandbox(ctx, s, task, max(1.0, deadline - time.monotonic())))
-        return made[-1]
-
-    def sandbox() -> Sandbox:
-        return made[0] if made else another()
-
+    prewarmed = _prewarmed(ctx, s, report) if n == 1 and report.prewarmed else None
+    boxes = _Boxes(lambda: fresh_sandbox(ctx, s, task, max(1.0, deadline - time.monotonic())), prewarmed)
     try:
-        return evaluator.evaluate(
-            Outcome(
-                task=task,
-                session_id=s.session_id,
-                attempt=s.attempt,
-                termination=report.termination,
-                trajectory=trajectory,
-                artifacts=restore(ctx.objects, report.collected, folder),
-                changes=_changes(ctx, report, folder),
-                sandbox=sandbox,
-                another=another,
-                remaining=lambda: deadline - time.monotonic(),
-                logs=logs,
-            )
+        outcome = Outcome(
+            task=task,
+            session_id=s.session_id,
+            attempt=s.attempt,
+            termination=report.termination,
+            trajectory=trajectory,
+            artifacts=restore(ctx.objects, report.collected, folder),
+            changes=_changes(ctx, report, folder),
+            sandbox=boxes.first,
+            another=boxes.another,
+            remaining=lambda: deadline - time.monotonic(),
+            logs=logs,
         )
+        return checked(_returned(lambda: evaluator.evaluate(outcome), deadline + _OVERTIME))
     finally:
-        for box in made:
+        boxes.close()
+
+
+def _prewarmed(ctx: Context, s: Session, report: RunReport) -> Sandbox | None:
+    """The sandbox made beside RUN, if it works. Never for a POSTRUN that is taken up again: the one before may have put the
+    agent's work there, and what is then found is no patch. On another node it is left to that node's sweep."""
+    try:
+        ref = unpack(report.prewarmed, SandboxRef)
+        if ref.labels.get(LABEL_NODE) != ctx.node:
+            return None
+        box = ctx.runtime(ref.backend).attach(ref)
+    except Exception as e:
+        log.warning("prewarmed sandbox of %s: %s: %s", s.attempt_id, type(e).__name__, e)
+        return None
+    try:
+        if s.postrun_tries == 1 and box.exec("true", timeout=_PROBE).exit_code == 0:
+            return box
+    except Exception as e:
+        log.warning("prewarmed sandbox of %s: %s: %s", s.attempt_id, type(e).__name__, e)
+    discard(box)
+    return None
+
+
+class _Boxes:
+    """The sandboxes of one evaluation. None is made once it is closed: an evaluator that was given up may still ask."""
+
+    def __init__(self, make: Callable[[], Sandbox], first: Sandbox | None):
+        self._make, self._first = make, first
+        self._made = [first] if first else []
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def first(self) -> Sandbox:
+        if self._first is None:
+            self._first = self.another()
+        return self._first
+
+    def another(self) -> Sandbox:
+        box = None if self._closed else self._make()
+        with self._lock:
+            if box and not self._closed:
+                self._made.append(box)
+                return box
+        if box:
             discard(box)
+        raise EvaluatorError("its evaluation is over", code="evaluation_timeout", retryable=False)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+        for box in self._made:
+            discard(box)
+
+
+def _returned(work: Callable[[], T], deadline: float) -> T:
+    """What `work` returns or raises. No thread can be ended: one that isn't back in time stays behind, and its session goes
+    on without it."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as e:
+            future.set_exception(e)
+
+    threading.Thread(target=run, name="evaluate", daemon=True).start()
+    try:
+        return future.result(max(0.0, deadline - time.monotonic()))
+    except TimeoutError as e:
+        if future.done():
+            raise  # its own
+        raise EvaluatorError("the evaluator did not return", code="evaluation_timeout", retryable=False) from e
+    except Exception:
+        raise
+    except BaseException as e:  # sys.exit in a user's code ends no worker
+        raise EvaluatorError(f"{type(e).__name__}: {e}", code="evaluator_bug") from e
 
 
 def _changes(ctx: Context, report: RunReport, folder: Path) -> Changes | None:
@@ -192,7 +269,9 @@ def _changes(ctx: Context, report: RunReport, folder: Path) -> Changes | None:
 
 
 def _error(e: Exception) -> ErrorInfo:
+    """As a result can hold it: an agent's files may speak in it."""
     if isinstance(e, PolarError):
-        return ErrorInfo(code=e.code, message=e.message, stage="postrun", retryable=e.retryable)
-    bug = EvaluatorError(f"{type(e).__name__}: {e}", code="evaluator_bug")
-    return ErrorInfo(code=bug.code, message=bug.message, stage="postrun", retryable=True)
+        code, message, retryable = str(e.code), str(e.message), bool(e.retryable)
+    else:
+        code, message, retryable = "evaluator_bug", f"{type(e).__name__}: {e}", True
+    return ErrorInfo(code=printable(code), message=printable(message), stage="postrun", retryable=retryable)

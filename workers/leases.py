@@ -47,14 +47,16 @@ class LeaseKeeper:
         self._stop.set()
 
     def _loop(self) -> None:
-        # Three rounds per lease: two may fail before anything is lost.
-        while not self._stop.wait(self.lease / 3):
+        pause = self.lease / 3
+        while not self._stop.wait(pause):
             with self._lock:
                 held = list(self._held.values())
             try:
                 self._renew(held)
-            except Exception as e:  # Redis away: leases run on, the next round tries again
+                pause = self.lease / 3
+            except Exception as e:  # Redis away: when it is back, what is left of the leases may be little
                 log.warning("lease renewal failed: %s", e)
+                pause = min(1.0, self.lease / 10)
 
     def _renew(self, held: list[Held]) -> None:
         for i in range(0, len(held), 500):

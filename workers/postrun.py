@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from pathlib import Path
+from urllib.parse import quote
 
 from polar.codec import compress, decompress, pack, unpack
 from polar.completion import Completion
 from polar.errors import EvaluatorError, LeaseLost, PolarError, Unreadable
 from polar.ids import attempt_id
+from polar.patience import AWAY
 from polar.result import Evaluation, LedgerLine, SessionResult, Usage, capture_key, result_key
 from polar.sandbox import SandboxRef
 from polar.session import Session
+from polar.store.sessions import Hint
 from polar.task import BuilderSpec, TaskRequest
 from polar.trace import Fidelity, Trajectory
 from reconstruction.registry import build
 from reconstruction.rewards import apply
 from workers.admission import dispatch
+from workers.app import queue_for, send
 from workers.collect import keep_log
 from workers.context import Context
-from workers.failures import as_error, unread
+from workers.failures import Shutdown, as_error, unread
 from workers.judging import judge
 from workers.leases import Held
 from workers.report import RunReport
@@ -29,6 +34,7 @@ log = logging.getLogger("polar.postrun")
 
 # A session whose POSTRUN took its worker down this often, or whose task nobody can read, is ended without evaluation.
 MAX_TRIES = 5
+_LOG_NAME = 120  # characters kept of the name of an evaluation's log
 _GIVEN_UP = "POSTRUN took its worker down repeatedly, or no worker can read the task"
 
 
@@ -40,16 +46,22 @@ def postrun(ctx: Context, session_id: str) -> None:
         try:
             task = _task(ctx, s)
             result = _result(ctx, s, task, folder, held)
-            _commit(ctx, s, task, result)
+            ctx.persist(held, lambda: _commit(ctx, s, task, result))
         except LeaseLost:
             return
         except Exception as e:
             # The store or the object storage is away, or a bug of ours: nothing is lost, it is taken up again.
             error = as_error(e, "postrun")
             log.exception("postrun of %s: %s: %s", s.attempt_id, error.code, error.message)
-            ctx.store.release(s.session_id, s.fence)
+            mode = "worker" if _passes(e) else "failed"
+            ctx.persist(held, lambda: ctx.store.release(s.session_id, s.fence, mode))
             return
     dispatch(ctx)
+
+
+def _passes(e: Exception) -> bool:
+    """Whether it says nothing of the session: a store is away, or this worker ends. Such a try is as good as none."""
+    return isinstance(e, (Shutdown, *AWAY)) or (isinstance(e, PolarError) and e.code == "store_unavailable")
 
 
 def _task(ctx: Context, s: Session) -> TaskRequest:
@@ -94,8 +106,9 @@ def _result(ctx: Context, s: Session, task: TaskRequest, folder: Path, held: Hel
         evaluation = Evaluation(verdict="evaluator_error", evaluator=evaluation.evaluator, error=as_error(e, "postrun"))
     usage, _ = ctx.capture.usage(s.attempt_id)
     usage.uncaptured = report.uncaptured
-    for path in sorted(folder.glob("try*/logs/*")):
-        report.artifacts += keep_log(ctx.objects, s, f"evaluation-{path.parent.parent.name}-{path.name}", path)
+    for path in sorted(p for p in folder.glob("try*/logs/*") if not p.is_symlink()):
+        name = quote(os.fsencode(path.name))[-_LOG_NAME:]  # an evaluator may name it as the agent named a file
+        report.artifacts += keep_log(ctx.objects, s, f"evaluation-{path.parent.parent.name}-{name}", path)
     result = SessionResult(
         session_id=s.session_id,
         task_id=s.task_id,
@@ -162,22 +175,18 @@ def _rebuild(task: TaskRequest, completions: list[Completion]):
 
 def _commit(ctx: Context, s: Session, task: TaskRequest, result: SessionResult) -> None:
     key = result_key(s.task_id, s.session_id, s.attempt)
-    done, group = ctx.store.commit(
-        s, key, result.termination, result.verdict, result.reward, result.attempts[-1], task.group
-    )
+    ended = ctx.store.commit(s, key, result.termination, result.verdict, result.reward, result.attempts[-1], task.group)
     for n in range(1, s.attempt + 1):
         ctx.capture.forget(attempt_id(s.session_id, n))
-    if group and not done and task.group.cancel_rest:
-        for other in ctx.store.task_status(task.task_id).sessions:
-            if other.state != "DONE":
-                ctx.store.cancel(other.session_id)
+    send(ctx.app, [Hint(queue_for("postrun"), "postrun", other) for other in ended])
     log.info("session %s done: %s/%s reward=%s", s.session_id, result.termination, result.verdict, result.reward)
 
 
 def _failed_attempts(ctx: Context, s: Session) -> list[LedgerLine]:
     """The ledger of the attempts before this one. Their token counts are read again: a generation that was in flight
-    when an attempt failed is stored after its ledger line."""
-    lines = ctx.store.ledger(s.session_id)
+    when an attempt failed is stored after its ledger line. One that failed, upon which the session was cancelled, is no
+    earlier one."""
+    lines = [line for line in ctx.store.ledger(s.session_id) if line.attempt < s.attempt]
     for line in lines:
         attempt = attempt_id(s.session_id, line.attempt)
         line.sampled_tokens = ctx.capture.usage(attempt)[0].sampled_tokens

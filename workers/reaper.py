@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import redis.exceptions
 
@@ -26,33 +27,70 @@ log = logging.getLogger("polar.reaper")
 _PAGE = 500
 
 
+class Watch:
+    """For how long the store was within reach of this process, without a break. Who lets a lease run out over an outage
+    isn't dead: after one, and at first, everybody has a whole lease to be heard of again. That needs no word between reapers,
+    for each finds the outage itself. What it can't tell from a dead worker is one that alone is cut off from the store."""
+
+    def __init__(self, ctx: Context):
+        self._ctx = ctx
+        # A shorter break lets no lease run out: two thirds of it were left, or it was renewed in between.
+        self._gap = max(ctx.settings.lease_seconds / 3, 2 * ctx.settings.reap_interval_seconds)
+        self._since = self._last = -math.inf
+
+    def __call__(self) -> float:
+        """Seconds, as of now. Raises what the store does."""
+        try:
+            # Changes nothing, and is refused when a renewal would be: by a server that is full, or a replica.
+            self._ctx.store.redis.zadd(self._ctx.keys.leases, {"": 0.0}, xx=True)
+        except Exception:
+            self._last = -math.inf
+            raise
+        now = time.monotonic()
+        if now - self._last > self._gap:
+            self._since = now
+        self._last = now
+        return now - self._since
+
+
+def _always() -> float:
+    return math.inf
+
+
 def reap_forever(ctx: Context) -> None:
-    due = 0.0
+    due, watch = 0.0, Watch(ctx)
     retention = Retention(ctx.store, ctx.settings.keep_days)
     while not ctx.stopping.is_set():
         try:
             # The doorbell makes a submission start at once; the timeout makes the rounds regular.
-            if ctx.store.redis.blpop([ctx.keys.doorbell], timeout=ctx.settings.reap_interval_seconds):
+            if ctx.store.redis.blpop([ctx.keys.doorbell], timeout=min(ctx.settings.reap_interval_seconds, 5.0)):
                 dispatch(ctx)
             if time.monotonic() >= due:
                 due = time.monotonic() + ctx.settings.reap_interval_seconds
-                reap_once(ctx)
+                reap_once(ctx, watch)
                 retention()
         except Exception as e:  # Redis away: go on when it is back
             log.warning("reaper: %s: %s", type(e).__name__, e)
             ctx.stopping.wait(1.0)
 
 
-def reap_once(ctx: Context) -> None:
-    _expired(ctx)
-    _dead_nodes(ctx)
+def reap_once(ctx: Context, watched: Callable[[], float] = _always) -> None:
+    """One round. Silence counts only as far as the store was `watched` (seconds)."""
+    _expired(ctx, watched)
+    _dead_nodes(ctx, watched)
     dispatch(ctx)
+    watched()
     _lost_hints(ctx)
+    watched()
     _cleanup(ctx)
 
 
-def _expired(ctx: Context) -> None:
+def _expired(ctx: Context, watched: Callable[[], float]) -> None:
+    if watched() <= ctx.settings.lease_seconds:
+        return
     for s in ctx.store.expired():
+        if watched() <= ctx.settings.lease_seconds:
+            return
         with _alone(s):
             _expire(ctx, s)
 
@@ -80,11 +118,15 @@ def _alone(s: Session) -> Iterator[None]:
         log.exception("reaping session %s", s.session_id)
 
 
-def _dead_nodes(ctx: Context) -> None:
+def _dead_nodes(ctx: Context, watched: Callable[[], float]) -> None:
+    if watched() <= ctx.settings.node_timeout_seconds:
+        return
     now = ctx.store.now()
     for name, n in ctx.store.nodes().items():
         if n["ready"] and now - n["beat"] > ctx.settings.node_timeout_seconds:
             for s in ctx.store.waiting_on(name):
+                if watched() <= ctx.settings.node_timeout_seconds:
+                    return
                 error = ErrorInfo(
                     code="node_lost", message=f"node {name} gave no sign of life", stage="ready", retryable=True
                 )

@@ -37,13 +37,13 @@ def run(ctx: Context, session_id: str) -> None:
     s = ctx.store.begin(session_id, "run", ctx.node, ctx.worker, ctx.settings.lease_seconds)
     if s is None:
         return
-    dispatch(ctx)  # the READY place is free again
     sandbox: Sandbox | None = None
     paths: list[str] = []  # what is kept of the agent's files, once it ran
     with ctx.held(s) as held, ctx.folder() as folder:
         log = folder / "agent.log"
         try:
-            task = ctx.store.task(s.task_id)
+            ctx.persist(held, lambda: dispatch(ctx))  # the READY place is free again
+            task = ctx.persist(held, lambda: ctx.store.task(s.task_id))
             ref = unpack(s.sandbox, SandboxRef)
             sandbox = ctx.runtime(ref.backend).attach(ref)
             report = _attempt(ctx, s, task, sandbox, held, log, paths)
@@ -51,11 +51,12 @@ def run(ctx: Context, session_id: str) -> None:
             sandbox = None
             if held.lost.is_set():
                 return
-            ctx.store.advance(s, "POSTRUN", run_report=pack(report))
+            packed = pack(report)
+            ctx.persist(held, lambda: ctx.store.advance(s, "POSTRUN", run_report=packed))
         except LeaseLost:
-            ctx.capture.revoke(s.attempt_id)
             if sandbox:
                 discard(sandbox)
+            ctx.capture.revoke(s.attempt_id)
             return
         except Exception as e:
             kept: list[Artifact] = []
@@ -63,7 +64,8 @@ def run(ctx: Context, session_id: str) -> None:
                 if not (held.lost.is_set() or held.cancel.is_set() or ctx.stopping.is_set()):
                     kept = salvage(ctx.objects, sandbox, s, log, paths, folder, ctx.settings.artifact_limit_bytes)
                 discard(sandbox)
-            fail_attempt(ctx, s, as_error(e, "run"), artifacts=kept)
+            error = as_error(e, "run")
+            ctx.persist(held, lambda: fail_attempt(ctx, s, error, artifacts=kept))
             return
     queue = queue_for("postrun", ctx.node if report.prewarmed else "")
     send(ctx.app, [Hint(queue, "postrun", session_id)])
@@ -75,7 +77,7 @@ def _attempt(
     adapter = load_adapter(task.agent)
     budget = _budget(s, task)
     warm = prewarm(ctx, s, task)
-    endpoint = _endpoint(ctx, s, task, sandbox, budget)
+    endpoint = ctx.persist(held, lambda: _endpoint(ctx, s, task, sandbox, budget))
     plan = adapter.plan(task.agent, task.instruction, endpoint)
     try:
         watch = _Watch(ctx, s, held)
@@ -101,9 +103,9 @@ def _attempt(
         )
         # The order matters: no process of the agent is left when its capability ends and its files are read.
         sandbox.stop()
-        ctx.capture.revoke(s.attempt_id)
-        uncaptured = ctx.capture.drain(s.attempt_id, ctx.settings.drain_seconds)
-        report = _judge_end(ctx, s, adapter, result, held, uncaptured)
+        ctx.persist(held, lambda: ctx.capture.revoke(s.attempt_id))
+        uncaptured = ctx.persist(held, lambda: ctx.capture.drain(s.attempt_id, ctx.settings.drain_seconds))
+        report = ctx.persist(held, lambda: _judge_end(ctx, s, adapter, result, held, uncaptured))
         report.uncaptured = uncaptured
         report.notes |= version
         limit = ctx.settings.artifact_limit_bytes
@@ -129,7 +131,7 @@ def _budget(s: Session, task: TaskRequest, spent: float = 0.0) -> float:
 
 
 def _endpoint(ctx: Context, s: Session, task: TaskRequest, sandbox: Sandbox, budget: float) -> Endpoint:
-    grant = Grant.of(task, s.session_id, s.attempt, time.time() + budget + 60)
+    grant = Grant.of(task, s.session_id, s.attempt, ctx.capture.now() + budget + 60)
     capability = ctx.capture.mint(grant)
     models = ctx.settings.models
     context = ctx.settings.model(task.agent.model_name)[1].context_length if models else 32768

@@ -76,6 +76,11 @@ def _order(entry: str) -> tuple[int, int]:
     return int(time), int(sequence)
 
 
+def _seconds(time: tuple[int, int]) -> float:
+    """What the command TIME answered."""
+    return time[0] + time[1] / 1e6
+
+
 def digest(capability: str) -> str:
     return hashlib.sha256(capability.encode("utf-8", "surrogateescape")).hexdigest()
 
@@ -87,10 +92,14 @@ class CaptureStore:
         self.redis = client
         self.keys = keys
 
+    def now(self) -> float:
+        """The store's clock, by which grants expire (Unix seconds). Those of the hosts may differ."""
+        return _seconds(self.redis.time())
+
     def mint(self, grant: Grant) -> str:
         """A fresh capability for the attempt; opens its counters."""
         capability = new_capability()
-        ttl = max(60, int(grant.expires_at - time.time()) + 3600) if grant.expires_at else RETENTION
+        ttl = max(60, int(grant.expires_at - self.now()) + 3600) if grant.expires_at else RETENTION
         pipe = self.redis.pipeline(transaction=True)
         pipe.set(self.keys.capability(digest(capability)), pack(grant), ex=ttl)
         pipe.hset(self.keys.attempt(grant.attempt_id), "state", "open")
@@ -113,8 +122,7 @@ class CaptureStore:
             flight = self.redis.hgetall(self.keys.inflight(attempt))
             if not flight:
                 return 0
-            beats = self.redis.hgetall(self.keys.proxies)
-            now = time.time()
+            beats, now = self.redis.hgetall(self.keys.proxies), self.now()
             owners = {value.rpartition(b"|")[0] for value in flight.values()}
             alive = [p for p in owners if now - float(beats.get(p, 0)) < 10]
             if not alive or time.monotonic() > deadline:
@@ -150,8 +158,13 @@ class AsyncCapture:
         self.keys = keys
         self.proxy_id = proxy_id
         self.alone = True  # as of the last beat: no other proxy serves this store
+        self._epoch = time.time() - time.monotonic()  # the store's clock when this host's monotonic one was 0
         self._begin = register(client, "capture_begin")
         self._end = register(client, "capture_end")
+
+    def now(self) -> float:
+        """The store's clock without asking it (Unix seconds); this host's own until the first beat."""
+        return self._epoch + time.monotonic()
 
     async def grant(self, capability: str) -> Grant | None:
         raw = await self.redis.get(self.keys.capability(digest(capability)))
@@ -206,7 +219,8 @@ class AsyncCapture:
 
     async def beat(self) -> None:
         """Sign of life: must be called every few seconds (drain() gives up on proxies silent for 10 s)."""
-        now = time.time()
+        now = _seconds(await self.redis.time())
+        self._epoch = now - time.monotonic()
         await self.redis.hset(self.keys.proxies, self.proxy_id, now)
         beats = await self.redis.hgetall(self.keys.proxies)
         self.alone = not any(p.decode() != self.proxy_id and now - float(t) < 10 for p, t in beats.items())

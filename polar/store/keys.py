@@ -10,7 +10,7 @@ class Keys:
         self.ns = namespace
         p = namespace + ":"
         # Sessions
-        self.pending = p + "pending"  # ZSET session -> order (lower goes first)
+        self.pending = p + "pending-backends"  # SET of the back-ends that sessions may wait for
         self.delayed = p + "delayed"  # ZSET session -> due time, sessions waiting out a retry backoff
         self.leases = p + "leases"  # ZSET session -> expiry
         self.hints = p + "hints"  # ZSET session -> time of its last message, while it waits for a worker
@@ -26,6 +26,10 @@ class Keys:
         # Proxy
         self.revoked = p + "revoked"  # STREAM of attempts whose capability ended
         self.proxies = p + "proxies"  # HASH proxy id -> last sign of life
+
+    def pending_of(self, backend: str) -> str:
+        """ZSET session -> order (lower goes first)."""
+        return f"{self.ns}:pending:{backend}"
 
     def task(self, task_id: str) -> str:
         return f"{self.ns}:task:{task_id}"

@@ -162,14 +162,15 @@ class SessionStore:
         reward: float | None,
         line: LedgerLine,
         group: GroupPolicy,
-    ) -> tuple[bool, bool]:
-        """Publish the result, exactly once. Returns (task done, group complete); LeaseLost if the fence is old."""
+    ) -> list[str]:
+        """Publish the result, exactly once, and carry out the group's `cancel_rest`: the sessions that it sent to POSTRUN.
+        LeaseLost if the fence is old."""
         text = "" if reward is None else repr(float(reward))
-        args = [s.session_id, s.fence, key, termination, verdict, text, to_json(line), group.mode, group.k or 0]
-        reply = self._run("commit", *args)
+        args = [s.session_id, s.fence, key, termination, verdict, text, to_json(line)]
+        reply = self._run("commit", *args, group.mode, group.k or 0, int(group.cancel_rest))
         if not reply[0]:
             raise LeaseLost(f"session {s.session_id}: fence {s.fence} is old")
-        return bool(reply[1]), bool(reply[2])
+        return [sid.decode() for sid in reply[1:]]
 
     def ledger(self, sid: str) -> list[LedgerLine]:
         return [from_json(line, LedgerLine) for line in self.redis.lrange(self.keys.ledger(sid), 0, -1)]
@@ -179,7 +180,7 @@ class SessionStore:
     def admit(self, postrun_limit: int, node_timeout: float, limit: int = 64) -> list[tuple[str, str]]:
         """(session, node) pairs admitted now."""
         flat = [x.decode() for x in self._run("admit", postrun_limit, node_timeout, limit)]
-        return list(zip(flat[0::3], flat[1::3], strict=True))
+        return list(zip(flat[::2], flat[1::2], strict=True))
 
     def node_beat(self, node: str, ready: int, slots: int, backends: Iterable[str]) -> None:
         """A node's sign of life and what it offers: READY places, RUN slots, back-ends."""
@@ -239,12 +240,15 @@ class SessionStore:
 
     def backlog(self) -> dict[str, int]:
         """Sessions per place: pending, delayed, postrun, open."""
+        backends = self.redis.smembers(self.keys.pending)
         pipe = self.redis.pipeline(transaction=False)
-        pipe.zcard(self.keys.pending)
         pipe.zcard(self.keys.delayed)
         pipe.scard(self.keys.postrun)
         pipe.scard(self.keys.open)
-        return dict(zip(("pending", "delayed", "postrun", "open"), pipe.execute(), strict=True))
+        for backend in backends:
+            pipe.zcard(self.keys.pending_of(backend.decode()))
+        delayed, postrun, still_open, *pending = pipe.execute()
+        return {"pending": sum(pending), "delayed": delayed, "postrun": postrun, "open": still_open}
 
     def wait(self, task_ids: Iterable[str], timeout: float, poll: float = 0.2) -> bool:
         """True when all tasks are done, False at the timeout."""

@@ -34,8 +34,8 @@ def start(*args: str, data: Path, **more: str) -> subprocess.Popen:
     return subprocess.Popen(
         [*POLAR, *args, "--data-dir", str(data), "--model", "tiny-random"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True,
-        # Where the tests run in the background, Ctrl-C is ignored, and that would be inherited.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        # Where the tests run in the background, these are ignored, and that would be inherited.
+        preexec_fn=lambda: [signal.signal(s, signal.SIG_DFL) for s in (signal.SIGINT, signal.SIGHUP)],
     )  # fmt: skip
 
 
@@ -136,6 +136,7 @@ def test_up_serves_the_other_commands_and_refuses_a_second_one(data, tmp_path):
     assert children_of(data) == [] and not config.exists()
 
 
+@pytest.mark.slow
 def test_up_is_not_ready_with_workers_that_keep_ending(data, tmp_path):
     (tmp_path / "celery.py").write_text("raise SystemExit('celery is broken here')\n")
     path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep)

@@ -66,6 +66,7 @@ def test_an_engine_with_a_key_is_asked_with_it(keyed_engine, tmp_path):
     assert KEY not in r.stdout + r.stderr and "other" not in r.stdout
 
 
+@pytest.mark.slow
 def test_a_demo_on_it_is_judged_by_what_was_captured(keyed_engine, tmp_path):
     """The engine's count is of all its users, and here there is another one."""
     info = get_json(f"{keyed_engine}/model_info", key=KEY)

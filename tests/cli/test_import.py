@@ -262,3 +262,14 @@ def test_the_future_is_gone(tmp_path):
         text=True,
     )
     assert len(objects.stdout.splitlines()) == 3  # one commit, its tree, its file
+
+
+def test_the_templates_time_limits_win(tmp_path):
+    def limits(**more) -> tuple[float, float]:
+        base = template(tmp_path, **more)
+        (task,) = imported(tmp_path, rows(tmp_path), "--runtime", "docker", "--template", base)
+        return task.evaluation_timeout_seconds, task.evaluator.config["timeout_seconds"]
+
+    assert limits() == (3600, 600)
+    own = {"config": {"timeout_seconds": 50}}
+    assert limits(evaluation_timeout_seconds=100, evaluator=own) == (100, 50)

@@ -74,7 +74,7 @@ def test_a_first_start_that_fails_is_an_error_with_the_log(supervisor):
     with pytest.raises(StackError, match=r"mute was not ready in 0 s: .*hello"):
         log = supervisor.logs / "mute.log"
         script = "echo hello; exec sleep 600"
-        supervisor.start(shell("mute", script, ready=lambda: not until(log.read_bytes), ready_timeout=0.1))
+        supervisor.start(shell("mute", script, ready=lambda: not until(log.read_bytes), ready_timeout=0))
 
 
 def test_a_program_that_cannot_be_started_neither_hangs_nor_ends_the_others(supervisor, tmp_path):

@@ -116,6 +116,34 @@ def test_a_returned_result_comes_again_to_anyone(store, objects, consume):
     assert b.get(2).id == d.id
 
 
+@pytest.mark.parametrize("delay", [0.3, 1.5])
+def test_a_delay_is_kept_by_every_consumer_also_beyond_the_redelivery_time(store, objects, consume, delay):
+    submit_and_finish(store, objects, "t1", 2)
+    a = consume(min_idle_seconds=0.4)
+    d = a.get(1)
+    d.ack()
+    d = a.get(1)
+    since = store.now()
+    d.nack("later", delay=delay)
+    consumers = [a, consume(min_idle_seconds=0.4)]
+    found = []
+    while not found:
+        found = [x for x in (c.get(0.05) for c in consumers) if x]
+    assert store.now() - since >= delay - 0.01 and found[0].id == d.id and found[0].redelivered
+    assert found[0].ack() and not store.redis.exists(f"{a.stream}:trainer:failures")
+
+
+def test_a_later_return_without_delay_ends_a_long_one(store, objects, consume):
+    submit_and_finish(store, objects, "t1")
+    with consume(consumer="one", min_idle_seconds=0.2) as a:
+        a.get(1).nack("much later", delay=3600)
+        assert a.get(1) is None
+    # The name's next process has it at once, as it is told to.
+    d = consume(consumer="one", min_idle_seconds=0.2).get(1)
+    d.nack("now")
+    assert consume(min_idle_seconds=0.2).get(10).id == d.id
+
+
 def test_what_is_held_is_not_redelivered_and_what_is_dropped_is(store, objects, consume):
     submit_and_finish(store, objects, "t1")
     a, b = consume(min_idle_seconds=0.3), consume(min_idle_seconds=0.3)
@@ -211,6 +239,42 @@ def test_a_missing_object_is_kept_with_the_reason_and_can_be_retried(store, obje
     objects.put(dead.fields["key"], compress(pack(r)))
     assert c.retry_dead() == 1 and c.dead() == []
     assert c.get(2).result.session_id == bad
+
+
+def test_the_dead_come_back_once_though_several_ask(store, objects, consume):
+    for sid in store.submit(task(n=40), "local"):
+        finish(store, objects, sid, write=False)
+    consumers = [consume(max_failures=1) for _ in range(4)]
+    assert consumers[0].get(3) is None
+    dead = {d.fields["session"] for d in consumers[0].dead()}
+    stream = store.keys.results("results")
+    assert len(dead) == 40 and store.redis.xlen(stream) == 0
+    back: list[int] = []
+    together = threading.Barrier(4)
+
+    def retry(c: ResultsConsumer) -> None:
+        together.wait()
+        back.append(c.retry_dead())
+
+    threads = [threading.Thread(target=retry, args=(c,)) for c in consumers]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    entries = [fields[b"session"].decode() for _, fields in store.redis.xrange(stream)]
+    assert sum(back) == len(entries) == 40 and set(entries) == dead and consumers[0].dead() == []
+    assert consumers[0].retry_dead() == 0
+
+
+def test_a_dead_reference_without_its_entry_does_not_block_the_others(store, objects, consume):
+    submit_and_finish(store, objects, "t1", 2)
+    c = consume(max_failures=1)
+    first, second = c.get(1), c.get(1)
+    store.redis.xdel(c.stream, first.id)
+    first.nack("bad")
+    second.nack("bad")
+    assert [bool(d.fields) for d in c.dead()] == [False, True]
+    assert c.retry_dead() == 2 and c.get(1).result.session_id == second.result.session_id
 
 
 @pytest.mark.parametrize("data", [b"", b"rubbish", compress(b"\xc1"), compress(pack({"session_id": "x"}))])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -12,7 +14,10 @@ from folder_sandbox import outcome
 from evaluators.command_judge import CommandJudge
 from polar.errors import EvaluatorError, InvalidTask
 from polar.trace import Trace
+from reconstruction.rewards import apply
+from reconstruction.tree_packing import build as tree
 from tests.client.pipeline import trace
+from tests.reconstruction.attempt_maker import EOT, completion
 
 
 def traces(n: int) -> list[Trace]:
@@ -147,6 +152,78 @@ def test_a_missing_key_and_a_dead_address(tmp_path, model, monkeypatch):
     with pytest.raises(EvaluatorError) as e:
         run(tmp_path, {"llm": {"url": "http://127.0.0.1:1/v1", "model": "j", "rubric": "r", "attempts": 2}})
     assert e.value.code == "judge_unavailable" and model.asked == []
+
+
+class Dripping:
+    """Sends what it is given, then one byte at a time for long enough, then the rest; whoever waits for that is answered."""
+
+    DRIPS = 300
+
+    def __init__(self, first: bytes, drip: bytes, last: bytes):
+        self.words = first, drip, last
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.port = self.server.getsockname()[1]
+        self.cut = threading.Event()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        client, _ = self.server.accept()
+        first, drip, last = self.words
+        with client:
+            try:
+                client.sendall(first)
+                for _ in range(self.DRIPS):
+                    client.sendall(drip)
+                    if self.cut.wait(0.1):
+                        return
+                client.sendall(last)
+            except OSError:
+                self.cut.set()
+
+
+ANSWER = json.dumps({"choices": [{"message": {"content": '{"reward": 1}'}}]}).encode()
+DRIPS = {
+    "body": (b"HTTP/1.0 200 OK\r\n\r\n", b" ", ANSWER),
+    "headers": (b"HTTP/1.0 200 OK\r\nX: ", b"x", b"\r\n\r\n" + ANSWER),
+    "handshake": (b"\x16\x03\x03\x40\x00\x02\x00\x3f\xfc", b"\x03", b""),
+}
+
+
+@pytest.mark.parametrize("what", DRIPS)
+def test_a_model_that_drips_is_cut_off(tmp_path, what):
+    server = Dripping(*DRIPS[what])
+    scheme = "https" if what == "handshake" else "http"
+    config = {"url": f"{scheme}://127.0.0.1:{server.port}/v1", "model": "j", "rubric": "r"}
+    with server.server, pytest.raises(EvaluatorError, match=r"no whole answer in 0\.5 s") as e:
+        run(tmp_path, {"llm": config | {"timeout_seconds": 0.5, "attempts": 1}})
+    assert e.value.code == "judge_unavailable" and e.value.retryable
+    server.cut.set()
+
+
+def test_a_program_is_told_the_calls_of_a_packed_tree(make, tmp_path):
+    o = outcome(tmp_path, make())
+    a, b = completion(0, [1, 2], [3, EOT]), completion(1, [1, 2, 3, EOT, 4], [5, 6, EOT])
+    o.trajectory = tree([a, b], {})
+    command = JUDGE.replace('open("answer.txt").read()', "5").replace(
+        'told["termination"]', 'json.dumps(told["traces"])'
+    )
+    e = CommandJudge.from_config({"command": command}).evaluate(o)
+    assert (e.outcome_reward, e.trace_rewards) == (0.5, [0.5, None])
+    told = json.loads(e.report["reason"])
+    assert [(t["prompt_tokens"], t["response_tokens"]) for t in told] == [(2, 2), (5, 3)]
+    assert [t["trace_id"] for t in told] == [c.trace_id for c in o.trajectory.packed.calls]
+    apply(o.trajectory, e)
+
+
+def test_a_model_is_shown_names_that_are_no_utf8(tmp_path, model):
+    folder = tmp_path / "d"
+    folder.mkdir()
+    with open(os.fsencode(folder) + b"/a\xff", "w") as f:
+        f.write("text")
+    model.answers = ['{"reward": 1}']
+    e = run(tmp_path, llm(model) | {"collect": ["d"]}, artifacts={"d": folder})
+    assert e.outcome_reward == 1.0
+    assert "== a\\udcff\ntext" in model.asked[0][0]["messages"][1]["content"]
 
 
 def test_a_judge_of_patches_sees_the_patch(make, tmp_path, model):

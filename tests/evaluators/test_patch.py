@@ -16,6 +16,7 @@ mkdir -p src tests data && printf 'a\\n' >src/a.py && printf 'b\\n' >src/b.py &&
 printf 'one\\ntwo\\nthree\\nfour\\nfive\\nsix\\n' >src/moved.py && head -c 3000 /dev/zero >data/bin && echo i >src/gone.py
 printf 'win\\r\\n' >data/crlf.txt && printf '*.log\\nbuild/\\n' >.gitignore && ln -s a.py src/link && echo c >tests/conftest.py
 printf '#!/bin/sh\\n' >run.sh && mkdir sub && (cd sub && {GIT} init -q . && echo s >s.txt && {GIT} add . && {GIT} commit -qm s)
+printf '[tool:pytest]\\naddopts = -q\\n' >setup.cfg
 {GIT} init -q . && {GIT} add . 2>/dev/null && {GIT} commit -qm base && echo dirty >>src/b.py && echo untracked >notes.txt
 mkdir build && echo o >build/o.so && echo log >x.log
 """
@@ -128,6 +129,21 @@ def test_ignored_excluded_and_protected_paths_stay(make, tmp_path):
     with pytest.raises(Rejected) as e:
         patch_of(make, tmp_path, "echo h >conftest.py", on_protected="fail")
     assert e.value.code == "patch_touches_protected" and "conftest.py" in e.value.message
+
+
+def test_nothing_takes_the_place_of_what_is_protected(make, tmp_path):
+    """Neither a file that of a folder, nor a folder that of a file, nor anything that of a folder that tests go to."""
+    work = """
+    rm -r tests && echo h >tests; rm setup.cfg && mkdir setup.cfg && echo h >setup.cfg/x; ln -s src testing; rm -r data
+    mkdir data && echo h >data/deep; echo ok >src/new.py; (yes '#' | head -c 5000000; echo '[pytest]') >src/tox.ini
+    """
+    later = ("testing/test_b.py", "data/deep/test_c.py")
+    patch, _, pristine, patched = patch_of(make, tmp_path, work, tests=later)
+    assert set(patch.protected) == {"tests", "tests/conftest.py", "setup.cfg", "setup.cfg/x", "testing", "data/deep",
+                                    "src/tox.ini"}  # fmt: skip
+    assert set(patched) - set(pristine) == {"src/new.py"}
+    assert set(pristine) - set(patched) == {"tests/test_a.py", "data/bin", "data/crlf.txt"}
+    assert all(patched[p] == pristine[p] for p in ("tests/conftest.py", "setup.cfg"))
 
 
 def test_kept_ignored_files(make, tmp_path):

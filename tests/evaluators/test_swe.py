@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Callable
 
@@ -9,7 +10,10 @@ import pytest
 from folder_sandbox import outcome
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from evaluators import patch
+from evaluators.patch import Patch
 from evaluators.reports import Status
 from evaluators.swe import Swe
 from evaluators.swe_config import load, patched
@@ -40,7 +44,9 @@ def judge(tmp_path):
         run_prepare(made[-1], PYTHON.prepare(), timeout=60, fetch=lambda p: p)
         return made[-1]
 
-    def judge(work: str, fresh: Callable[[], str] = lambda: "true", **config) -> Evaluation:
+    def judge(
+        work: str, fresh: Callable[[], str] = lambda: "true", budget: float = 600, left: float = 60, **config
+    ) -> Evaluation:
         agent = make()
         baseline = agent.baseline(REPO)
         assert agent.exec(work, timeout=60).exit_code == 0
@@ -60,7 +66,8 @@ def judge(tmp_path):
             return box
 
         first = another()
-        o = outcome(tmp_path, first, artifacts=artifacts)
+        o = outcome(tmp_path, first, artifacts=artifacts, seconds=left)
+        o.task = replace(o.task, evaluation_timeout_seconds=budget)
         o.changes, o.another = Changes(under=REPO, archive=tmp_path / "c.tar"), another
         return evaluator.evaluate(o)
 
@@ -113,6 +120,66 @@ def test_a_crash_without_the_patch_is_the_evaluations(judge, command, config, co
     assert judge(GOLD, test_command=command, treat_as_failed=[excuse], **config).report["reason"] == code
 
 
+HANG = writes({"src/words.py": "while True: pass\n"})
+
+
+def test_a_hang_is_the_agents_without_a_limit_of_its_own(judge):
+    """One run gets a share of the budget that leaves time for another one."""
+    e = judge(HANG, budget=45, timeout_seconds=None, controls={"trials": 0})
+    assert (e.verdict, e.outcome_reward, e.report["reason"]) == ("failed", 0.0, "evaluation_timeout")
+    assert [r["run"] for r in e.report["runs"]] == ["tests", "pristine"]
+    assert 15 <= e.report["runs"][0]["seconds"] < 45
+
+
+def test_what_was_lost_before_does_not_shorten_a_run(judge):
+    """With less left than a run may take, a hang tells nothing about the agent."""
+    with pytest.raises(EvaluatorError) as e:
+        judge(HANG, budget=600, left=15, timeout_seconds=None)
+    assert e.value.code == "evaluation_timeout" and e.value.retryable
+
+
+def test_hanging_in_the_control_runs_is_no_way_out(judge):
+    known = hashlib.sha256(PYTHON.tests["tests/test_words.py"].encode()).hexdigest()
+    hang = f"""
+import hashlib, pathlib
+if hashlib.sha256(pathlib.Path("tests/test_words.py").read_bytes()).hexdigest() != {known!r}:
+    while True: pass
+"""
+    e = judge(writes({"src/words.py": PYTHON.gold["src/words.py"] + hang}), timeout_seconds=10)
+    assert (e.verdict, e.outcome_reward, e.report["reason"]) == ("failed", 0.0, "unconfirmed")
+
+
+NEW = {"testing/deep/test_new.py": PYTHON.tests["tests/test_words.py"]}
+BLOCKS = [
+    "echo x >testing",
+    "ln -s src testing",
+    "mkdir testing && echo x >testing/deep",
+    "mkdir testing && ln -s /tmp testing/deep",
+]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("by", ["test_patch", "files"])
+def test_nobody_blocks_the_way_of_the_tests(judge, block, by):
+    ids = [t.replace("tests/test_words.py", next(iter(NEW))) for t in PYTHON.fail_to_pass]
+    files = [{"target": p, "content": c} for p, c in NEW.items()]
+    config = {"fail_to_pass": ids, "pass_to_pass": [], "test_command": PYTHON.command.replace("tests", "testing"),
+              "test_patch": diff({}, NEW) if by == "test_patch" else "", "files": files if by == "files" else []}  # fmt: skip
+    config["test_command"] = config["test_command"].replace("{python}", sys.executable)
+    e = judge(f"{GOLD} && {block}", controls={"trials": 0}, **config)
+    assert e.verdict == "passed" and e.report["patch"]["protected"] in (["testing"], ["testing/deep"])
+    e = judge(f"{HALF} && {block}", **config)
+    assert e.verdict == "failed" and "reason" not in e.report
+
+
+def test_a_test_patch_that_fails_with_the_agents_patch_only_is_the_agents(judge, monkeypatch):
+    """Whatever the protection may have missed."""
+    data = diff(PYTHON.files, {"tests/test_words.py": "x = 1\n"}).encode()
+    monkeypatch.setattr(patch, "extract", lambda *_: Patch(data=data, files=["tests/test_words.py"]))
+    e = judge(GOLD)
+    assert (e.verdict, e.outcome_reward, e.report["reason"]) == ("failed", 0.0, "test_patch_failed")
+
+
 def test_a_broken_instance_is_no_verdict(judge):
     with pytest.raises(EvaluatorError) as e:
         judge(GOLD, test_patch="--- a/tests/none.py\n+++ b/tests/none.py\n@@ -1 +1 @@\n-a\n+b\n")
@@ -151,6 +218,23 @@ def test_a_patch_file(judge):
     assert (
         judge(writes({"model.patch": good}), patch=source | {"limit_bytes": 10}).report["reason"] == "patch_too_large"
     )
+
+
+@pytest.mark.parametrize("head", ["--- zz/{}\n+++ zz/{}\n", '--- "a/\\164{}"\n+++ "b/\\164{}"\n'])
+def test_tests_of_the_agents_own_are_not_run(judge, head):
+    """The image has the tests, and a patch file writes their path as only git reads it."""
+    old, mine = PYTHON.files["tests/test_words.py"], "def test_slug():\n    pass\n"
+    path = "tests/test_words.py" if "zz" in head else "ests/test_words.py"
+    lines = [f"@@ -1,{len(old.splitlines())} +1,2 @@\n", *(f"-{x}" for x in old.splitlines(True))]
+    lines += [f"+{x}" for x in mine.splitlines(True)]
+    readme = diff(PYTHON.files, {"README.md": "x\n"})
+    broken = diff(PYTHON.files, {"src/words.py": "count = slug = lambda text: 0\n"})
+    model = readme + broken + head.replace("{}", path) + "".join(lines)
+    config = {"patch": {"source": f"{REPO}/model.patch"}, "test_patch": "", "test_files": ["tests/test_words.py"],
+              "fail_to_pass": PYTHON.pass_to_pass[:1], "pass_to_pass": []}  # fmt: skip
+    e = judge(writes({"model.patch": model}), **config)
+    assert (e.verdict, e.outcome_reward) == ("failed", 0.0) and "reason" not in e.report
+    assert (e.report["patch"]["protected"], e.report["patch"]["files"]) == (["tests/test_words.py"], 2)
 
 
 def test_run_empty_asks_the_tests(judge):

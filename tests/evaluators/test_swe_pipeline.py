@@ -25,7 +25,7 @@ def cluster(tmp_path_factory):
         yield c
 
 
-@pytest.fixture(scope="module", params=["local", pytest.param("docker", marks=pytest.mark.docker)])
+@pytest.fixture(scope="module", params=["local", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow])])
 def place(request) -> tuple[dict, str]:
     """Fields of a runtime spec, and the interpreter that has pytest there."""
     if request.param == "docker":

@@ -140,6 +140,42 @@ def test_reward_file(tmp_path, reward, verdict):
     assert (out.verdict, out.outcome_reward) == (verdict, float(reward))
 
 
+@pytest.mark.parametrize(
+    ("passing", "failing", "controls", "verdict", "reward", "reason"),
+    [
+        ("-1", "-1", {}, "failed", -1.0, None),
+        ("0.5", "-1", {}, "partial", 0.5, None),
+        ("0.2", "0.2", {}, "failed", 0.0, "unconfirmed"),
+        ("0.2", "0.2", {"floor": 0.2}, "partial", 0.2, None),
+        ("1", "1", {"tampered_reward": -0.5}, "failed", -0.5, "tampered"),
+    ],
+)
+def test_only_what_tests_give_is_asked_for_again(tmp_path, passing, failing, controls, verdict, reward, reason):
+    run = f"{sys.executable} tests/test_one.py"
+    config = {
+        "command": f"{run} && echo {passing} >$POLAR_REPORT || echo {failing} >$POLAR_REPORT",
+        "files": [{"target": "tests/test_one.py", "content": "def test_one(): assert 1 == 1\ntest_one()\n"}],
+        "report": {"kind": "reward_file"},
+        "controls": controls,
+    }
+    o = outcome(tmp_path)
+    o.another = lambda: FolderSandbox(tmp_path / "another")
+    out = TestOnOutput.from_config(config).evaluate(o)
+    assert (out.verdict, out.outcome_reward) == (verdict, reward), out
+    assert out.report.get("reason", "").partition(":")[0] == (reason or "")
+
+
+def test_a_folder_with_the_name_of_a_runners_module_is_kept_and_a_package_is_not(tmp_path):
+    work = tmp_path / "work"
+    for name in ("mock/answer.txt", "packaging/answer.txt", "pytest/__init__.py", "real/__init__.py", "py.py"):
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        (work / name).write_text("42")
+    (work / "attrs").symlink_to("real")
+    config = {"command": "test -e mock/answer.txt && test -e packaging/answer.txt", "collect": ["."]}
+    out = judge(tmp_path, config, agent={".": work})
+    assert (out.verdict, out.report["protected"]) == ("passed", ["./attrs", "./py.py", "./pytest/__init__.py"])
+
+
 def test_an_exit_code_that_no_failing_test_explains_is_a_failure(tmp_path):
     config = {"command": "echo 1..1; echo ok 1 - a; exit 3", "report": {"kind": "tap"}}
     out = judge(tmp_path, config)

@@ -34,7 +34,7 @@ async def ask(world, capability: str, name: str, text: str = "go") -> tuple[int,
         return response.status, json.loads(await response.read()), dict(response.headers)
 
 
-def ended(world, grant, code: int = 1) -> str:
+def ended(world, grant, code: int = 1, uncaptured: int = 0) -> str:
     """The termination that RUN finds after the agent exited with `code`."""
 
     class Adapter:
@@ -45,7 +45,7 @@ def ended(world, grant, code: int = 1) -> str:
     held = SimpleNamespace(lost=threading.Event(), cancel=threading.Event())
     result = SimpleNamespace(exit_code=code, output=b"", cancelled=False, timed_out=False, seconds=1.0)
     return _judge_end(
-        ctx, SimpleNamespace(attempt_id=grant.attempt_id, session_id="s"), Adapter(), result, held
+        ctx, SimpleNamespace(attempt_id=grant.attempt_id, session_id="s"), Adapter(), result, held, uncaptured
     ).termination
 
 
@@ -110,3 +110,13 @@ async def test_an_answer_begun_before_a_failure_does_not_hide_it(world):
     reply.release.set()
     assert (await slow)[0] == 200
     assert ended(world, grant) == "context_overflow"
+
+
+async def test_an_agent_that_fails_with_its_proxy_is_not_to_blame(world):
+    capability, grant = world.mint()
+    world.says("hi")
+    assert (await ask(world, capability, NAMES[0]))[0] == 200
+    assert ended(world, grant, code=0, uncaptured=1) == "finished"
+    with pytest.raises(InfraError, match="1 of its calls lost in a proxy") as e:
+        ended(world, grant, uncaptured=1)
+    assert e.value.code == "proxy_lost" and e.value.retryable

@@ -14,7 +14,6 @@ import pytest
 from polar.config import Settings
 from polar.task import RuntimeSpec
 from runtimes import docker_engine, docker_exec
-from runtimes.bounds import Ended
 from runtimes.docker import DockerRuntime
 from runtimes.docker_sandbox import DockerSandbox
 from tests.runtimes.conftest import IMAGE, docker_missing, ensure_image, unique, until
@@ -86,9 +85,3 @@ def test_a_quiet_command_ends_on_time(engine, box, tmp_path, how):
             wanted.append(1)
             r = command.result(100)
         assert (r.timed_out, r.cancelled) == (how == "deadline", how == "cancel")
-
-
-@pytest.mark.parametrize("words", ["cannot exec in a deleted state", "cannot exec a container that has stopped"])
-def test_a_container_that_ended_the_moment_before_is_no_failure_of_the_engine(words):
-    with pytest.raises(Ended):
-        docker_exec._engine_failure(f"OCI runtime exec failed: exec failed: unable to start container process: {words}")

@@ -15,7 +15,7 @@ from runtimes.docker import DockerRuntime
 from tests.runtimes import engines
 from tests.runtimes.conftest import IMAGE, docker_missing, running, unique, until
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(400)]
 LIVES = 4  # at once
 CODES = {"runtime_create_failed", "exec_failed", "upload_failed", "artifact_failed"}
 

@@ -160,7 +160,7 @@ def test_the_first_process_is_out_of_reach(boxed, backend, make, tmp_path):
     box = make()
     box.exec("echo here >f; kill -9 1; kill -STOP 1; kill -TERM 1; (echo x >/proc/1/mem) 2>/dev/null; true", timeout=30)
     assert box.exec("cat f", timeout=30).output == b"here\n"
-    r = box.exec("kill -9 -1; sleep 30", timeout=30)
+    r = box.exec("kill -9 -1; sleep 2", timeout=30)
     assert r.exit_code in (0, 1, 137, 143) or r.exit_code is None
     assert box.exec("cat f", timeout=30).output == b"here\n"
 

@@ -42,7 +42,7 @@ def test_one_session_travels_the_whole_way(store):
     (sid,) = admitted(store)
     to_postrun(store, sid)
     s = store.begin(sid, "postrun", "a", "w", 60)
-    assert store.commit(s, "k", "finished", "passed", 1.0, LINE, STRICT) == (True, True)
+    assert store.commit(s, "k", "finished", "passed", 1.0, LINE, STRICT) == []
     done = store.session(sid)
     assert (done.state, done.verdict, done.reward, done.attempt) == ("DONE", "passed", 1.0, 1)
     assert 0 < done.created <= done.init_started <= done.ready_at <= done.run_started <= done.run_ended <= done.done_at
@@ -98,7 +98,7 @@ def test_spent_retries_end_in_postrun_with_a_result(store):
     assert store.fail(s, LINE, ERROR, retry=False, delay=0, mode="worker") == "postrun"
     s = store.begin(sid, "postrun", "a", "w", 60)
     assert s.termination == "infra_error" and s.error.code == "worker_lost"
-    assert store.commit(s, "k", "infra_error", "not_evaluated", None, LINE, STRICT)[0]
+    assert store.commit(s, "k", "infra_error", "not_evaluated", None, LINE, STRICT) == []
     assert store.session(sid).reward is None
 
 
@@ -112,8 +112,8 @@ def test_commit_happens_once_even_when_two_workers_try(store):
     with pytest.raises(LeaseLost):
         store.commit(first, "k1", "finished", "passed", 1.0, LINE, STRICT)
     store.commit(second, "k2", "finished", "failed", 0.0, LINE, STRICT)
-    with pytest.raises(LeaseLost):
-        store.commit(second, "k2", "finished", "failed", 0.0, LINE, STRICT)
+    assert store.commit(second, "k2", "finished", "failed", 0.0, LINE, STRICT) == [], "said again after a lost answer"
+    assert store.task_status("t1").done == 1 and len(store.ledger(sid)) == 1
     assert store.redis.xlen(store.keys.results("results")) == 1
     assert store.session(sid).result == "k2"
 
@@ -184,9 +184,54 @@ def test_group_min_k_is_published_once_and_early(store):
     for sid, reward in zip(ids, (None, 0.0, 1.0, 1.0), strict=True):
         to_postrun(store, sid)
         s = store.begin(sid, "postrun", "a", "w", 60)
-        seen.append(store.commit(s, sid, "finished", "passed", reward, LINE, group))
-    assert seen == [(False, False), (False, False), (False, True), (True, False)]
+        assert store.commit(s, sid, "finished", "passed", reward, LINE, group) == []
+        seen.append(store.redis.xlen(store.keys.groups("results")))
+    assert seen == [0, 0, 1, 1]
+
+
+def test_cancel_rest_is_part_of_the_commit_and_happens_once(store):
+    group = GroupPolicy(mode="min_k", k=1, cancel_rest=True)
+    ids = admitted(store, n=7, ready=6, group=group)
+    store.submit(task("bystander"), "local")
+    first, ready, running, initializing, ending, _ = ids
+    pending = "t1.s6"
+    to_postrun(store, first)
+    to_postrun(store, ending)
+    store.advance(store.begin(ready, "init", "a", "w", 60), "READY", sandbox=b"")
+    store.advance(store.begin(running, "init", "a", "w", 60), "READY", sandbox=b"")
+    working = [store.begin(running, "run", "a", "w", 60), store.begin(initializing, "init", "a", "w", 60)]
+    s = store.begin(first, "postrun", "a", "w", 60)
+    assert store.commit(s, "k", "finished", "passed", 1.0, LINE, group) == [ready, ids[5], pending]
+    assert store.renew([(w.session_id, w.fence) for w in working], 60) == [2, 2]
+    assert [x.state for x in store.sessions([ready, ids[5], pending])] == ["POSTRUN"] * 3
+    assert all(x.cancel for x in store.task_status("t1").sessions if x.session_id != first)
+    assert not store.session(first).cancel and not store.session("bystander.s0").cancel
+    assert {x.session_id for x in store.overdue_hints(-1)} >= {ready, ids[5], pending}
+    for sid in (ready, ending):
+        s = store.begin(sid, "postrun", "a", "w", 60)
+        assert store.commit(s, sid, "cancelled", "not_evaluated", 0.5, LINE, group) == []
     assert store.redis.xlen(store.keys.groups("results")) == 1
+
+
+@pytest.mark.parametrize("group", [GroupPolicy(mode="min_k", k=1), GroupPolicy(cancel_rest=True)])
+def test_without_cancel_rest_or_an_early_group_nobody_is_cancelled(store, group):
+    first, second = admitted(store, n=2, group=group)
+    to_postrun(store, first)
+    s = store.begin(first, "postrun", "a", "w", 60)
+    assert store.commit(s, "k", "finished", "passed", 1.0, LINE, group) == []
+    assert not store.session(second).cancel and store.session(second).state == "ADMITTED"
+
+
+def test_an_attempt_has_one_line_in_the_ledger_though_cancelled_after_it_failed(store):
+    (sid,) = admitted(store)
+    s = store.begin(sid, "init", "a", "w", 60)
+    failed = LedgerLine(session_id=sid, attempt=1, termination="infra_error", error=ERROR)
+    assert store.fail(s, failed, ERROR, retry=True, delay=600, mode="worker") == "retry"
+    assert store.cancel(sid) == "PENDING" and store.backlog()["delayed"] == 0
+    s = store.begin(sid, "postrun", "a", "w", 60)
+    line = LedgerLine(session_id=sid, attempt=s.attempt, termination="cancelled")
+    store.commit(s, "k", "cancelled", "not_evaluated", None, line, STRICT)
+    assert store.session(sid).termination == "cancelled" and store.ledger(sid) == [failed]
 
 
 def test_capture_only_sessions_end_by_close_or_deadline(store):

@@ -37,3 +37,12 @@ def test_a_cut_log_is_as_large_as_allowed_and_accounts_for_every_byte(tmp_path_f
             whole.startswith(head) and whole.endswith(end) and len(head) + int(m[1]) + len(end) == len(whole)
         )
     assert any(accounts) and len(kept) > log_limit - 1
+
+
+def test_what_the_engine_said_of_a_command_that_never_began_is_forgotten(tmp_path):
+    out = Output(100, tmp_path / "log", 8)
+    out.feed(b"cannot exec in a deleted state")
+    out.forget()
+    out.feed(b"here\n")
+    out.close()
+    assert (out.tail, out.total, (tmp_path / "log").read_bytes()) == (b"here\n", 5, b"here\n")

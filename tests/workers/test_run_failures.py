@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from polar.codec import decompress, unpack
-from polar.config import Settings
 from polar.errors import InfraError
 from polar.result import Artifact, SessionResult
 from polar.sandbox import LABEL_ATTEMPT
@@ -29,15 +28,6 @@ WORK = "echo work > work.txt; echo what it said; exit 1"
 
 class Asking(VersionedAgent):
     requires_completions = True
-
-
-@pytest.fixture
-def ctx(tmp_path, redis_url, store):
-    """One node whose stages the test calls itself."""
-    c = Context(Settings(namespace="t", data_dir=str(tmp_path), broker=redis_url, lease_seconds=60.0), "a")
-    c.store.node_beat("a", ready=8, slots=8, backends=["local"])
-    yield c
-    c.leases.close()
 
 
 def admitted(ctx: Context, task) -> str:

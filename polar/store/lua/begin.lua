@@ -21,7 +21,7 @@ elseif stage == 'postrun' then
 else
   return redis.error_reply('unknown stage')
 end
-redis.call('HINCRBY', skey(id), 'fence', 1)
+next_fence(id)
 redis.call('HSET', skey(id), 'worker', ARGV[4])
 redis.call('ZREM', ns .. ':hints', id)
 redis.call('ZADD', ns .. ':leases', now + tonumber(ARGV[5]), id)

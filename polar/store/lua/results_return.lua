@@ -1,6 +1,7 @@
 -- include results_lib
 -- KEYS stream, failures, dead   ARGV group consumer entry_id idle_ms max_failures reason
--- Gives an entry back: it counts as idle for `idle_ms` already, so that it comes again when its redelivery time is over.
+-- Gives an entry back: it counts as idle for `idle_ms` already (negative: only from then on), so
+-- that it comes again when its redelivery time is over.
 -- max_failures 0: no failure is counted. Else, at that many failures, it moves to the dead list with its fields and the
 -- reason. Returns 'again', 'dead', or 'gone' if it was not this consumer's any more.
 local stream, group, id = KEYS[1], ARGV[1], ARGV[3]
@@ -18,5 +19,11 @@ if max > 0 and failures >= max then
   ack(stream, KEYS[2], group, id)
   return 'dead'
 end
-redis.call('XCLAIM', stream, group, ARGV[2], 0, id, 'IDLE', ARGV[4], 'JUSTID')
+local idle = tonumber(ARGV[4])
+if idle < 0 then
+  redis.call('HSET', KEYS[2], 'from:' .. id, string.format('%.0f', now_ms - idle)) -- XCLAIM knows no such time
+else
+  redis.call('HDEL', KEYS[2], 'from:' .. id)
+end
+redis.call('XCLAIM', stream, group, ARGV[2], 0, id, 'IDLE', math.max(0, idle), 'JUSTID')
 return 'again'

@@ -23,11 +23,12 @@ for i = 3, #ARGV, FIELDS do
     redis.call('SADD', ns .. ':open', id)
     redis.call('RPUSH', tkey .. ':sessions', id)
     if ARGV[1] == 'capture' then
-      redis.call('HSET', skey(id), 'attempt', 1, 'fence', 1, 'admitted', stamp(), 'run_started', stamp())
+      redis.call('HSET', skey(id), 'attempt', 1, 'admitted', stamp(), 'run_started', stamp())
+      next_fence(id)
       redis.call('ZADD', ns .. ':leases', now + tonumber(ARGV[2]), id)
       set_state(id, 'RUNNING', 'capture')
     else
-      redis.call('ZADD', ns .. ':pending', order, id)
+      pend(id)
       set_state(id, 'PENDING')
     end
   end
