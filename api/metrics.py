@@ -31,7 +31,7 @@ class Deployment(Collector):
         yield _counter("polar_terminations", "Sessions done, by how the run ended", "termination", s["terminations"])
         yield _counter("polar_verdicts", "Sessions done, by verdict", "verdict", s["verdicts"])
         nodes: dict[str, Any] = s["nodes"]
-        for name in ("slots", "ready_places", "ready", "running", "draining", "alive"):
+        for name in ("slots", "ready_places", "ready", "running", "draining", "init_failures", "alive"):
             values = {n: float(v[name]) for n, v in nodes.items()}
             yield _gauge(f"polar_node_{name}", f"Per node: {name}", "node", values)
 

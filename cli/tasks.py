@@ -97,7 +97,8 @@ def status(
         out.print("  ".join(f"{k} {v}" for k, v in data["backlog"].items()))
         for name, n in data["nodes"].items():
             out.print(f"node {name}: running {n['running']}/{n['slots']}, ready {n['ready']}/{n['ready_places']}, "
-                      f"back-ends {', '.join(n['backends']) or 'none'}{', draining' if n['draining'] else ''}")  # fmt: skip
+                      f"back-ends {', '.join(n['backends']) or 'none'}{', draining' if n['draining'] else ''}"
+                      f"{', INIT failed ' + str(n['init_failures']) + ' times in a row' if n['init_failures'] else ''}")  # fmt: skip
         for t in data["tasks"]:
             out.print(f"{t['task_id']}  {t['done']}/{t['total']} done")
         return None

@@ -205,6 +205,7 @@ class SessionStore:
                 "running": self.redis.scard(self.keys.node_running(name)),
                 "backends": [b for b in h.get("backends", "").split(",") if b],
                 "draining": h.get("draining") == "1",
+                "init_failures": int(h.get("init_failures", 0)),  # in a row: it is kept back
             }
         return out
 

@@ -175,7 +175,7 @@ def test_a_cancelled_init_is_no_failure_of_the_node(store):
     s = store.begin(sid, "init", "a", "w", 60)
     store.cancel(sid)
     assert store.fail(s, LedgerLine(session_id=sid, attempt=1), ERROR, retry=True, delay=0, mode="worker") == "postrun"
-    assert not store.redis.hexists(store.keys.node("a"), "init_failures")
+    assert store.nodes()["a"]["init_failures"] == 0
 
 
 def test_a_task_that_cant_be_prepared_is_no_failure_of_the_node(store):
@@ -186,7 +186,7 @@ def test_a_task_that_cant_be_prepared_is_no_failure_of_the_node(store):
     error = ErrorInfo(code="prepare_failed", message="exit code 1", stage="init", retryable=True)
     s = store.begin(sid, "init", node, "w", 60)
     assert store.fail(s, LedgerLine(session_id=sid, attempt=1), error, retry=True, delay=0, mode="worker") == "retry"
-    assert not store.redis.hexists(store.keys.node(node), "init_failures")
+    assert store.nodes()[node]["init_failures"] == 0
 
 
 def test_a_retry_goes_to_another_node_if_one_has_a_place(store):

@@ -328,7 +328,9 @@ def test_fields_of_other_requests():
 
 class _Snapshot:
     def read(self) -> dict[str, Any]:
-        node = dict.fromkeys(("beat", "slots", "ready_places", "ready", "running", "draining", "alive"), 1)
+        node = dict.fromkeys(
+            ("beat", "slots", "ready_places", "ready", "running", "draining", "init_failures", "alive"), 1
+        )
         parts = {n: {"x": 1} for n in ("terminations", "verdicts", "backlog")}
         return parts | {"states": dict.fromkeys(STATES, 1), "nodes": {"n": node | {"backends": []}}}
 
