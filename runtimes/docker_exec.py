@@ -24,8 +24,10 @@ _KEPT = 4096  # bytes of what the engine says
 QUIET = 5.0  # seconds without output after which the engine is asked whether the command still runs
 _ASK = 1.0  # seconds that asking may wait, and take: nobody looks at the deadline meanwhile
 _PATIENCE = 60.0  # seconds for a free slot, to learn how a command ended whose time is over
-# runc's words for a container that ended between the engine's look at it and the command.
-_TOO_LATE = re.compile(r"cannot exec in a (stopped|deleted)|container that has stopped|container not running")
+# The engine's and runc's words for a container that ended between a look at it and the command.
+_TOO_LATE = re.compile(
+    r"cannot exec in a (stopped|deleted)|container that has stopped|container not running|Container \w+ is not running"
+)
 # Failures that are the command's own, though the engine reports them.
 _OWN = (("executable file not found", 127), ("no such file or directory", 127), ("permission denied", 126))
 
@@ -84,18 +86,18 @@ def run(
             made = api.exec_create(
                 container, command, stdin=stdin is not None, environment=env, workdir=cwd, user=user or ""
             )
+            # The SDK's own way to this connection loses what came in one packet with the headers.
+            response = api._post_json(
+                api._url("/exec/{0}/start", made["Id"]),
+                headers={"Connection": "Upgrade", "Upgrade": "tcp"},
+                data={"Tty": False, "Detach": False},
+                stream=True,
+            )
+            api._raise_for_status(response)
         except APIError as e:
-            if e.status_code != 409:
+            if e.status_code != 409 and not _TOO_LATE.search(str(e.explanation)):
                 raise
             raise Ended(f"Docker engine: {e.explanation}", code="exec_failed") from e
-        # The SDK's own way to this connection loses what came in one packet with the headers.
-        response = api._post_json(
-            api._url("/exec/{0}/start", made["Id"]),
-            headers={"Connection": "Upgrade", "Upgrade": "tcp"},
-            data={"Tty": False, "Detach": False},
-            stream=True,
-        )
-        api._raise_for_status(response)
     try:
         with translated("exec_failed"):
             ended = _pump(engine, made["Id"], response, stdin, watch, frames)
