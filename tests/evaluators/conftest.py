@@ -35,7 +35,7 @@ def runtime_of(name: str, data: Path) -> tuple[Runtime, dict]:
     return LocalRuntime(settings), {"options": {"isolation": "bwrap"}, "workdir": REPO}
 
 
-@pytest.fixture(scope="module", params=["local", pytest.param("docker", marks=pytest.mark.docker)])
+@pytest.fixture(scope="module", params=["local", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow])])
 def place(request, tmp_path_factory) -> tuple[Runtime, dict]:
     return runtime_of(request.param, tmp_path_factory.mktemp("data"))
 
