@@ -254,12 +254,14 @@ class Stack:
 
 
 def interruptible() -> None:
-    """SIGTERM and the terminal's end (SIGHUP) count as Ctrl-C, once; where they are ignored (nohup) they stay so."""
-    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+    """SIGTERM and the terminal's end (SIGHUP) count as Ctrl-C; where one is ignored (nohup) it stays so. Once: nothing that
+    follows disturbs the clearing up."""
+    asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = [n for n in asked if signal.getsignal(n) is not signal.SIG_IGN]
 
     def interrupt(*_: Any) -> None:
         for n in numbers:
-            signal.signal(n, lambda *_: None)  # a second one doesn't disturb the clearing up
+            signal.signal(n, lambda *_: None)
         raise KeyboardInterrupt
 
     for n in numbers:

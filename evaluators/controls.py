@@ -184,6 +184,8 @@ class _Trials:
         out = {t for t in self.claimed if statuses.get(t) not in PASSING and self.keys.get(t) not in done}
         # One that is inherited from a spoiled one fails with it.
         out -= {t for t in self._named(done) if statuses.get(t) not in _NOT_RUN}
+        # One whose source isn't known may be a spoiled one under another name, or a whole file of them.
+        out -= {t for t in out if done and t not in self.keys and statuses.get(t) not in _NOT_RUN}
         # Spoiled tests fail, they don't keep a runner from telling so.
         return out if statuses else set(self.claimed)
 

@@ -29,6 +29,7 @@ log = logging.getLogger("polar.apptainer")
 
 LIMIT_VARIABLE = "POLAR_APPTAINER_CACHE_GB"
 DEFAULT_LIMIT_GB = 50.0
+LAYERS_SECONDS = 86400.0  # how long an unfinished pull's layers are kept
 _MISSING = (
     "not found",
     "manifest unknown",
@@ -108,20 +109,22 @@ class Images:
         for stale in images.glob(f".new-{lock}*"):  # of a worker killed meanwhile: only the lock's holder makes these
             _discard(stale)
         new = images / f".new-{lock}-{secrets.token_hex(8)}"
-        for path in (new, new / "tmp"):
-            path.mkdir()
+        # What a pull that ran out of time has fetched is there for the next one.
+        layers = images / f".layers-{lock}" if source.kind == "remote" else new / "layers"
+        for path in (new, new / "tmp", layers):
+            path.mkdir(exist_ok=path == layers)
             cli.give(path)
         rootfs = images / key / "rootfs"
         try:
-            # Layers that were kept would be neither counted nor bounded.
             env = cli.environment(
-                self._root / "config", APPTAINER_CACHEDIR=str(new / "tmp"), APPTAINER_TMPDIR=str(new / "tmp")
+                self._root / "config", APPTAINER_CACHEDIR=str(layers), APPTAINER_TMPDIR=str(new / "tmp")
             )
-            argv = ["-s", "build", "--disable-cache", "--sandbox", str(new / "rootfs"), source.uri]
+            argv = ["-s", "build", "--sandbox", str(new / "rootfs"), source.uri]
             done = cli.run(argv, env=env, timeout=left(deadline))
             if done.returncode != 0:
                 raise _failure(source, message(done))
             tree.remove(new / "tmp")
+            tree.remove(layers)
             config = configuration(source)
             image = Image(
                 rootfs=str(rootfs),
@@ -185,10 +188,13 @@ class Images:
             fcntl.flock(f, fcntl.LOCK_EX)
             for gone in images.glob(".old-*"):
                 _discard(gone)
-            for new in images.glob(".new-*"):
-                with contextlib.suppress(BlockingIOError), open(locks / new.name.split("-")[1], "w") as lock:
+            for part in (*images.glob(".new-*"), *filter(_old, images.glob(".layers-*"))):
+                with contextlib.suppress(BlockingIOError), open(locks / part.name.split("-")[1], "w") as lock:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    _discard(new)
+                    _discard(part)
+            for former in ("blobs", "tmp"):  # of earlier versions
+                if (self._root / former).exists():
+                    _discard(self._root / former)
             found = []
             for path in images.glob("[!.]*/image.json"):
                 found.append((path.stat().st_mtime, from_json(path.read_bytes(), Image, str(path))))
@@ -211,6 +217,12 @@ class Images:
         if not self._tidied:
             self._tidied = True
             self.shrink()
+
+
+def _old(folder: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return time.time() - folder.stat().st_mtime > LAYERS_SECONDS
+    return False
 
 
 def _discard(folder: Path) -> None:

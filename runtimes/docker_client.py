@@ -44,7 +44,7 @@ def within(seconds: float) -> Iterator[None]:
     """Whatever this thread asks of a client, and streams, takes at most so long."""
     seconds = max(_LEAST, seconds)
     before = _limits.timeout, _limits.deadline
-    _limits.timeout, _limits.deadline = min(seconds, STALL), time.monotonic() + seconds
+    _limits.timeout, _limits.deadline = seconds, time.monotonic() + seconds
     try:
         yield
     finally:

@@ -37,6 +37,10 @@ class WarmRuntime:
         self._inner, self._ledger = inner, ledger
         self._warm = {**labels, LABEL_PURPOSE: PURPOSE}
 
+    @property
+    def inner(self) -> Runtime:
+        return self._inner
+
     def check(self, spec: RuntimeSpec) -> None:
         self._inner.check(spec)
 

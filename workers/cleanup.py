@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from polar.errors import NotFound, PolarError
 from polar.sandbox import LABEL_ATTEMPT, LABEL_NAMESPACE, LABEL_NODE, LABEL_PURPOSE, LABEL_SESSION, Sandbox, SandboxRef
 from polar.session import Session
-from runtimes.registry import allowed, load_runtime
+from runtimes.registry import allowed
 from runtimes.warm import LABEL_OWNER, WarmRuntime, WarmRuntimes
 from workers.context import Context
 
@@ -51,7 +51,7 @@ def _swept(ctx: Context, backend: str) -> int:
     runtime = ctx.runtime(backend)
     removed = _swept_of(ctx, runtime, ctx.node)
     for node in _former(ctx, runtime):
-        removed += _swept_of(ctx, _seen_by(ctx, node, backend), node)
+        removed += _swept_of(ctx, _seen_by(ctx, node, runtime), node)
     return removed
 
 
@@ -81,10 +81,10 @@ def _former(ctx: Context, runtime: WarmRuntime) -> list[str]:
     return [name for name, age in silent.items() if name in here or (age > GONE_SECONDS and ledger(name))]
 
 
-def _seen_by(ctx: Context, node: str, backend: str) -> WarmRuntime:
+def _seen_by(ctx: Context, node: str, runtime: WarmRuntime) -> WarmRuntime:
     """The back-end with the ledger of that node, for which nothing is kept warm here."""
     settings = replace(ctx.settings, warm_sandboxes=0)
-    return WarmRuntimes(settings, ctx.store.redis, node).over(backend, load_runtime(backend, ctx.settings))
+    return WarmRuntimes(settings, ctx.store.redis, node).over(runtime.name, runtime.inner)
 
 
 def backends(ctx: Context) -> list[str]:

@@ -10,7 +10,7 @@ from polar.store.sessions import SessionStore
 log = logging.getLogger("polar.retention")
 
 EVERY = 600.0  # seconds between two looks
-_PAGE = 200
+_PAGE = 200  # tasks forgotten in one round: the reaper has other things to do
 
 
 class Retention:
@@ -22,16 +22,19 @@ class Retention:
 
     def __call__(self) -> None:
         if self._days and time.monotonic() >= self._due:
-            self._due = time.monotonic() + EVERY
-            if gone := forget(self._store, self._store.now() - self._days * 86400):
+            gone = forget(self._store, self._store.now() - self._days * 86400, _PAGE)
+            if gone:
                 log.info("forgot %d tasks that ended more than %g days ago", gone, self._days)
+            if gone < _PAGE:
+                self._due = time.monotonic() + EVERY
 
 
-def forget(store: SessionStore, before: float) -> int:
-    """Remove tasks that ended before then (Unix seconds), and what their results queues still hold from before. How many."""
+def forget(store: SessionStore, before: float, most: int = 1 << 30) -> int:
+    """Remove tasks that ended before then (Unix seconds), and what their results queues still hold from before. How many:
+    about `most` in one call."""
     queues: set[str] = set()
     gone = kept = 0
-    while ids := store.redis.zrangebyscore(store.keys.tasks, "-inf", before, start=kept, num=_PAGE):
+    while gone < most and (ids := store.redis.zrangebyscore(store.keys.tasks, "-inf", before, start=kept, num=_PAGE)):
         for task_id in ids:
             if queue := store.forget(task_id.decode(), before):
                 queues.add(queue)

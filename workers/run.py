@@ -66,6 +66,7 @@ def run(ctx: Context, session_id: str) -> None:
                 discard(sandbox)
             error = as_error(e, "run")
             ctx.persist(held, lambda: fail_attempt(ctx, s, error, artifacts=kept))
+            ctx.capture.revoke(s.attempt_id)  # also where the answer was lost, and a repetition found it over
             return
     queue = queue_for("postrun", ctx.node if report.prewarmed else "")
     send(ctx.app, [Hint(queue, "postrun", session_id)])

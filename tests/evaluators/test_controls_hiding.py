@@ -114,3 +114,39 @@ def test_a_test_that_is_inherited_from_a_spoiled_one_may_fail_with_it():
 )  # fmt: skip
 def test_a_reward_that_does_not_fall(control, reward, reason):
     assert controls.not_lower(control, reward) == reason
+
+
+SAME = b"""
+class A:
+    def test_render(self): assert 1 == 1
+class B:
+    def test_render(self): assert 2 == 2
+def test_other(): assert 2 == 2
+"""
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_names_that_lead_to_no_source_may_fail_beside_spoiled_ones(seed):
+    """A docstring in the place of a name, as unittest prints it, and a file's own line."""
+
+    def run(edit, name):
+        scope: dict = {}
+        exec(compile(edit("tests/m.py", SAME), "m", "exec"), scope)
+
+        def status(test) -> str:
+            try:
+                test()
+            except AssertionError:
+                return "failed"
+            return "passed"
+
+        out = {
+            "test_render (m.A)": status(scope["A"]().test_render),
+            "Renders the docs.": status(scope["B"]().test_render),
+            "test_other (m)": status(scope["test_other"]),
+        }
+        return out | {"tests/m.py": "passed" if set(out.values()) == {"passed"} else "failed"}
+
+    believed = run(lambda path, source: source, "first")
+    done = controls.check(ControlRules(), believed, list(believed), [], run, chance=random.Random(seed))
+    assert done["kind"] == "spoiled"

@@ -18,9 +18,9 @@ CONFIG = {"test_command": "x", "fail_to_pass": ["t"]}
 @pytest.mark.parametrize(
     ("config", "limit"),
     [
-        ({}, 100.0),
-        ({"controls": {"trials": 0}}, 500 / 3),
-        ({"reruns": {"n": 3}, "controls": {"trials": 5}}, 50.0),
+        ({}, 250.0),
+        ({"controls": {"trials": 0}}, 250.0),
+        ({"reruns": {"n": 3}, "controls": {"trials": 5}}, 125.0),
         ({"timeout_seconds": 400}, 400.0),
     ],
 )

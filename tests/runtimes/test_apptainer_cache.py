@@ -16,7 +16,7 @@ import pytest
 from polar.config import Settings
 from polar.errors import InfraError
 from polar.task import RuntimeSpec
-from runtimes import procs
+from runtimes import apptainer_images, procs
 from runtimes.apptainer import ApptainerRuntime
 from runtimes.apptainer_images import LIMIT_VARIABLE
 from tests.runtimes import small_image
@@ -94,6 +94,10 @@ def builders(settings: Settings) -> set[int]:
     return {p for p in procs.scan() if procs.argv_contains(p, folder) or procs.environ_contains(p, folder)}
 
 
+def layers(settings: Settings) -> list[Path]:
+    return list(images(settings).glob(".layers-*"))
+
+
 def only_images(settings: Settings) -> int:
     """How many lie in the cache, in which nothing else may be that has a size."""
     assert sorted(p.name for p in images(settings).parent.iterdir()) == ["config", "images", "locks", "refs"]
@@ -108,7 +112,7 @@ def test_what_was_pulled_is_not_kept_beside_the_image(settings, registry):
 
 
 @pytest.mark.parametrize("next_use", ["same", "other"])
-def test_a_worker_killed_while_it_pulls_leaves_nothing(settings, registry, small, next_use):
+def test_a_worker_killed_while_it_pulls_leaves_nothing(settings, registry, small, next_use, monkeypatch):
     registry.RequestHandlerClass = Stalling
     other = Path(settings.data_dir, "other.tar")
     small_image.save(small, other)
@@ -128,15 +132,21 @@ def test_a_worker_killed_while_it_pulls_leaves_nothing(settings, registry, small
         use(settings, f"docker-archive:{other}")
         # Nothing was fetched by its registry's name.
         (images(settings).parent / "refs").mkdir()
+        assert len(layers(settings)) == 1, "for the next try"
+        monkeypatch.setattr(apptainer_images, "LAYERS_SECONDS", -1.0)  # the day is over
+        ApptainerRuntime(settings).images.shrink()
     assert only_images(settings) == 1 and builders(settings) == set()
 
 
-def test_a_build_that_runs_out_of_time_leaves_nothing(settings, registry):
+def test_a_build_that_runs_out_of_time_leaves_its_layers_to_the_next(settings, registry):
     registry.RequestHandlerClass = Stalling
     with pytest.raises(InfraError) as e:
         use(settings, image_of(registry), timeout=4)
     assert (e.value.code, e.value.retryable) == ("runtime_create_failed", True)
-    assert list(images(settings).iterdir()) == [] and builders(settings) == set()
+    assert list(images(settings).iterdir()) == layers(settings) != [] and builders(settings) == set()
+    registry.RequestHandlerClass = small_image._Handler
+    use(settings, image_of(registry))
+    assert only_images(settings) == 1
 
 
 def test_an_eviction_that_was_killed_is_ended_by_the_next(settings, small, monkeypatch):

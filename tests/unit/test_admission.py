@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -178,12 +179,21 @@ def test_a_cancelled_init_is_no_failure_of_the_node(store):
     assert store.nodes()["a"]["init_failures"] == 0
 
 
-def test_a_task_that_cant_be_prepared_is_no_failure_of_the_node(store):
+def test_what_waited_before_an_upgrade_is_admitted(store):
+    """From when there was one queue for all."""
+    (sid,) = store.submit(task("t"), "local")
+    store.redis.rename(f"{store.keys.ns}:pending:local", f"{store.keys.ns}:pending")
+    beat(store, "a")
+    assert store.admit(100, 60) == [(sid, "a")]
+
+
+@pytest.mark.parametrize("code", ["prepare_failed", "store_unavailable", "worker_shutdown"])
+def test_what_is_not_the_nodes_fault_is_no_failure_of_the_node(store, code):
     beat(store, "a")
     beat(store, "b")
     (sid,) = store.submit(task("t"), "local")
     ((_, node),) = store.admit(100, 60)
-    error = ErrorInfo(code="prepare_failed", message="exit code 1", stage="init", retryable=True)
+    error = ErrorInfo(code=code, message="exit code 1", stage="init", retryable=True)
     s = store.begin(sid, "init", node, "w", 60)
     assert store.fail(s, LedgerLine(session_id=sid, attempt=1), error, retry=True, delay=0, mode="worker") == "retry"
     assert store.nodes()[node]["init_failures"] == 0

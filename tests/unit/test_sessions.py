@@ -361,4 +361,5 @@ def test_tasks_that_ended_long_ago_are_forgotten(store):
     for stream in (store.keys.results("q"), store.keys.groups("q")):
         assert [e.get(b"task") for _, e in store.redis.xrange(stream)] == [b"new"]
     assert not [k for k in store.redis.keys("*old*")]
+    assert forget(store, store.now(), most=0) == 0
     assert forget(store, store.now()) == 1 and store.task_ids() == ["open"]

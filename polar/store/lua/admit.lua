@@ -7,6 +7,11 @@ for _, id in ipairs(due) do
   redis.call('ZREM', ns .. ':delayed', id)
   pend(id)
 end
+-- Before there was a queue for each back-end there was one: what an upgrade found in it.
+for _, id in ipairs(redis.call('ZRANGE', ns .. ':pending', 0, 999)) do
+  redis.call('ZREM', ns .. ':pending', id)
+  if get(id, 'state') == 'PENDING' then pend(id) end
+end
 local out = {}
 if redis.call('SCARD', ns .. ':postrun') >= tonumber(ARGV[1]) then return out end
 local queues = {}

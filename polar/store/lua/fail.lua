@@ -3,8 +3,11 @@
 -- An attempt failed in the machinery. mode 'worker': its worker says so. 'expired': the reaper, lease run out.
 -- 'waiting': the reaper, the node is gone while the session waited there. Returns 'retry', 'postrun' or 'stale'.
 local LONGEST_REST = 300 -- seconds
--- Codes of INIT that say more of the task, or of an upgrade, than of the node.
-local NOT_THE_NODE = {prepare_failed = true, image_missing = true, unreadable = true, worker_shutdown = true}
+-- Codes of INIT that say more of the task, of an upgrade, or of what all nodes share, than of the node.
+local NOT_THE_NODE = {
+  prepare_failed = true, image_missing = true, unreadable = true, worker_shutdown = true, store_unavailable = true,
+  internal = true,
+}
 -- A node whose INIT fails is kept back (see admit), for twice as long after each failure in a row. What fails while it
 -- rests was admitted before, and tells nothing new.
 local function rest(node)
