@@ -19,6 +19,8 @@ from polar.task import RuntimeSpec
 from runtimes import cgroups, procs
 from runtimes.registry import load_runtime
 
+ROUNDS = 3  # of the janitor after each death
+
 
 def session(backend: str, settings: Settings, spec: RuntimeSpec, proxy: ProxyEndpoint, label: str) -> None:
     box = load_runtime(backend, settings).create(spec, labels={"polar.attempt": label}, proxy=proxy, timeout=60)
@@ -143,14 +145,17 @@ def main(backend: str, data_dir: str, spec: str, proxy: str, deaths: int, seed: 
 
         killed += os.WIFSIGNALED(child(run, at if kind == "after" else None))
         runtime = load_runtime(backend, settings)
-        found = runtime.list({"polar.attempt": label})
-        for ref in found:
-            box = runtime.attach(ref)
-            box.stop()
-            box.destroy()
-        seen |= {ref.handle for ref in found}
-        here = settled(data_dir, seen)
-        if again := [r.handle for r in runtime.list({"polar.attempt": label})]:
+        # The janitor comes again and again: an engine may still be at work on what it was asked for.
+        for _ in range(ROUNDS):
+            found = runtime.list({"polar.attempt": label})
+            for ref in found:
+                box = runtime.attach(ref)
+                box.stop()
+                box.destroy()
+            seen |= {ref.handle for ref in found}
+            here = settled(data_dir, seen)
+            if not (again := [r.handle for r in runtime.list({"polar.attempt": label})]):
+                break
             here["listed"] = again
         if here:
             left.append([kind, at, here])
