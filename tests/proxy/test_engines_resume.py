@@ -131,39 +131,40 @@ async def test_a_cancelled_generation_does_not_go_on(engine, client):
     assert sample.end == "abort" and sample.ids == SCRIPT[:9] and len(engine.served) == 1
 
 
+class Gate:
+    """Closed until `open`."""
+
+    def __init__(self) -> None:
+        self.asked, self.open = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self) -> None:
+        self.asked.set()
+        await self.open.wait()
+
+
 async def test_it_goes_on_when_the_gate_opens(engine, client, monkeypatch):
     monkeypatch.setattr(pool, "RESUME_WINDOW", 0.2)  # the gate's time isn't charged
     continuing(engine, SCRIPT, {"abort_after": 9}, {"status": 503})
-    closed, asked = asyncio.Event(), asyncio.Event()
-
-    async def gate():
-        asked.set()
-        await closed.wait()
-
+    gate = Gate()
     placed = place(gate=gate)
     task = asyncio.create_task(client.generate(placed.order))
-    await asked.wait()
+    await gate.asked.wait()
     await asyncio.sleep(0.3)
     assert len(engine.served) == 1 and engine.refused == 0
-    closed.set()
+    gate.open.set()
     check(placed, await task, SCRIPT, [9])
 
 
 async def test_the_gate_holds_what_was_ended_before_its_first_token(engine, client):
     client._window = 0.2  # the gate's time isn't charged
     continuing(engine, SCRIPT, {"abort_after": 0})
-    closed, asked = asyncio.Event(), asyncio.Event()
-
-    async def gate():
-        asked.set()
-        await closed.wait()
-
+    gate = Gate()
     placed = place(gate=gate)
     task = asyncio.create_task(client.generate(placed.order))
-    await asked.wait()
+    await gate.asked.wait()
     await asyncio.sleep(0.3)
     assert len(engine.served) == 1
-    closed.set()
+    gate.open.set()
     check(placed, await task, SCRIPT, [])
     assert client.resumed == 0
 
